@@ -185,7 +185,7 @@ def run_options() -> str:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     ]
     head = """class RunOptions(TypedDict, total=False):
-    \"""What `train` and `simulate` take besides their own arguments; see `RunConfig`.\"""
+    \"""Options of `train` and `simulate` other than their own arguments; see `RunConfig`.\"""
 
 """
     return head + "\n".join(fields) + "\n\n\n"

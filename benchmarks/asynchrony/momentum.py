@@ -2,8 +2,8 @@
 
     python benchmarks/asynchrony/momentum.py [--seeds 3] [--workers 8] [--rates 0.01,0.03] [--images N] [--out DIR]
 
-`lenet5(widths=[8, 16], hidden=64)` on `digits` in batches of 16, or on the first N pictures of Fashion-MNIST,
-in virtual time with real gradients: one worker alone, 8 free-running ones with the same momentum of 0.9 and the same
+`lenet5(widths=[8, 16], hidden=64)` on `digits` in batches of 16, or on the first N images of Fashion-MNIST,
+in virtual time with real gradients: one worker alone, 8 asynchronous ones with the same momentum of 0.9 and the same
 rate of a gradient, 8 with less of it, and 8 whose server corrects the momentum.
 """
 
@@ -21,12 +21,12 @@ from study import job_of, run, spread
 
 SETTINGS = {
     "one worker": (1, "0.9"),
-    "free-running, momentum 0.9": (0, "0.9"),
-    "free-running, momentum 0": (0, "0"),
-    "free-running, momentum 0.6": (0, "0.6"),
-    "free-running, momentum 0.8": (0, "0.8"),
-    "free-running, momentum=auto": (0, "auto"),
-    "free-running, momentum=auto, estimate=median": (0, "auto, estimate=median"),
+    "asynchronous, momentum 0.9": (0, "0.9"),
+    "asynchronous, momentum 0": (0, "0"),
+    "asynchronous, momentum 0.6": (0, "0.6"),
+    "asynchronous, momentum 0.8": (0, "0.8"),
+    "asynchronous, momentum=auto": (0, "auto"),
+    "asynchronous, momentum=auto, estimate=median": (0, "auto, estimate=median"),
 }
 
 
@@ -74,7 +74,7 @@ def main() -> None:
         lines.append(f"| {setting} | " + " | ".join(f"{spread(of_rates[rate])} %" for rate in rates) + " |")
     means = {s: {rate: statistics.mean(values) for rate, values in each.items()} for s, each in found.items()}
     alone, stale, auto = (
-        means[name] for name in ("one worker", "free-running, momentum 0.9", "free-running, momentum=auto")
+        means[name] for name in ("one worker", "asynchronous, momentum 0.9", "asynchronous, momentum=auto")
     )
     worst = max(rates, key=lambda rate: alone[rate] - stale[rate])
     cost, won = alone[worst] - stale[worst], auto[worst] - stale[worst]

@@ -235,7 +235,7 @@ def won_back(nodes: int, accuracies: dict[str, list[float]], alone: list[float])
         return ""
     least = means.pop("asynchronous")
     others = ", ".join(f"{name} {mean - least:+.1f}" for name, mean in means.items())
-    return f"- {nodes} nodes: asynchrony costs {statistics.mean(alone) - least:.1f} points beside one node; {others}"
+    return f"- {nodes} nodes: asynchrony costs {statistics.mean(alone) - least:.1f} points against one node; {others}"
 
 
 if __name__ == "__main__":

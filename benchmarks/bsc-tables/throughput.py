@@ -52,14 +52,14 @@ class Setup:
 
 
 ALONE = Setup("1 node", "1, 2", 1, 0, "shared", 124.18)
-ONE_SERVER = Setup("4 nodes: 4 workers, 1 server beside one", "1", 4, 1, "shared", 292.22)
+ONE_SERVER = Setup("4 nodes: 4 workers, 1 server next to one", "1", 4, 1, "shared", 292.22)
 CALIBRATED_ON = (ALONE, ONE_SERVER)
 PREDICTED = (
-    Setup("2 nodes: 2 workers, 1 server beside one", "2", 2, 1, "shared", 195.60),
-    Setup("4 nodes: 4 workers, 3 servers beside them", "1", 4, 3, "shared", 374.73),
+    Setup("2 nodes: 2 workers, 1 server next to one", "2", 2, 1, "shared", 195.60),
+    Setup("4 nodes: 4 workers, 3 servers next to them", "1", 4, 3, "shared", 374.73),
     Setup("4 nodes: the same, measured again", "2", 4, 3, "shared", 383.09),
     Setup("7 nodes: 4 workers, 3 servers of their own", "1", 4, 3, "dedicated", 396.62),
-    Setup("8 nodes: 8 workers, 7 servers beside them", "2", 8, 7, "shared", 809.10),
+    Setup("8 nodes: 8 workers, 7 servers next to them", "2", 8, 7, "shared", 809.10),
 )
 
 

@@ -4,12 +4,12 @@
     python benchmarks/deep-image/photographs.py test  --packages unpacked --folder runs/photographs [--seeds 0 1] …
     python benchmarks/deep-image/photographs.py show  --folder runs/photographs --out benchmarks/deep-image
 
-A class is a photograph: windows of its left part are learnt, windows of its right part, which no training picture
+A class is a photograph: windows of its left part are learnt, windows of its right part, which no training image
 touches, are tested. Every seed draws windows of its own. Networks of a seed, of which each sees pieces of equal size:
 
     plain       the square in the middle, small; nothing is changed
-    low 1 to 3  pieces of small pictures, with Deep Image's augmentations
-    high 1 to 3 pieces of pictures twice as large, with the same, so that what they show is larger
+    low 1 to 3  pieces of small images, with Deep Image's augmentations
+    high 1 to 3 pieces of images twice as large, with the same, so that what they show is larger
 
 What is in the folder is not made again, so that all may be done in parts.
 """
@@ -58,7 +58,7 @@ STUDENT_T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}
 """97.5 % quantiles of Student's distribution for means of so many seeds."""
 
 Probabilities = NDArray[np.float32]
-"""(test pictures, classes)."""
+"""(test images, classes)."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Start:
     Attributes:
         text: for tables.
         side: pixels that it sees.
-        scales: sides of the low and the high pictures.
+        scales: sides of the low and the high images.
         options: of `train`.
     """
 
@@ -138,12 +138,12 @@ def cut(packages: Path, into: Path, seed: int) -> None:
 
 
 class Seed:
-    """The pictures and the networks of one seed.
+    """The images and the networks of one seed.
 
     Args:
         folder: of all seeds.
         seed: its number.
-        packages: where Debian's packages were unpacked; None: the pictures are there.
+        packages: where Debian's packages were unpacked; None: the images are there.
     """
 
     def __init__(self, folder: Path, seed: int, packages: Path | None = None) -> None:
@@ -186,7 +186,7 @@ class Seed:
             print(self.seed, name, network, f"{time.monotonic() - began_s:.0f} s", flush=True)
 
     def seen(self, name: str, network: str, view: str, files: list[Path] | None = None) -> Probabilities:
-        """Return what a network says of the test pictures, or of other files, which are not kept."""
+        """Return what a network says of the test images, or of other files, which are not kept."""
         run = self.folder / name / network.replace(" ", "")
         kept = run / f"probabilities-{view}.npy"
         if files is None and kept.exists():
@@ -215,15 +215,15 @@ class Seed:
         return {
             "plain": self.seen(name, "plain", "one"),
             "+ augmentation": self.seen(name, "low 1", "one"),
-            "larger pictures": self.seen(name, "high 1", "one"),
+            "larger images": self.seen(name, "high 1", "one"),
             "+ both scales": self.together(name, pair, "one"),
             "+ dense": self.together(name, pair, "dense"),
             "+ flips": self.together(name, pair, "flipped"),
             "+ six models": self.together(name, six, "flipped"),
-            "small pictures alone, dense and flips": self.seen(name, "low 1", "flipped"),
-            "large pictures alone, dense and flips": self.seen(name, "high 1", "flipped"),
-            "three of small pictures, dense and flips": self.together(name, six[:MEMBERS], "flipped"),
-            "three of large pictures, dense and flips": self.together(name, six[MEMBERS:], "flipped"),
+            "small images alone, dense and flips": self.seen(name, "low 1", "flipped"),
+            "large images alone, dense and flips": self.seen(name, "high 1", "flipped"),
+            "three of small images, dense and flips": self.together(name, six[:MEMBERS], "flipped"),
+            "three of large images, dense and flips": self.together(name, six[MEMBERS:], "flipped"),
         }
 
     def error(self, said: Probabilities) -> float:
@@ -308,10 +308,10 @@ python benchmarks/deep-image/photographs.py show  --folder runs/photographs --ep
 
 {classes} classes, each a photograph of the package mate-backgrounds (GPL-2+, authors in its copyright file) or of
 scikit-learn (CC BY 2.0, see its `sklearn/datasets/images/README.txt`): {train} windows of its left part are learnt,
-{test} of its right part, which touches none of those, are tested: {tested} test pictures. Every seed draws windows of
+{test} of its right part, which touches none of those, are tested: {tested} test images. Every seed draws windows of
 its own. All networks see pieces of equal size: *plain* the square in the middle, unchanged; the others random windows,
-with the augmentations of `recipes/deep_image_256.yaml`, of small pictures, or of pictures twice as large, as the paper
-has windows of 224 in pictures of 256 and of 512. PyTorch {torch} (CPU). The last command above writes this page.
+with the augmentations of `recipes/deep_image_256.yaml`, of small images, or of images twice as large, as the paper
+has windows of 224 in images of 256 and of 512. PyTorch {torch} (CPU). The last command above writes this page.
 
 A bold change is larger than the 95 % interval of its mean over the seeds (Student), in pairs of the same seed. With one
 seed there is no interval.
@@ -353,17 +353,17 @@ def _shown(seeds: list[Seed], name: str, out: Path) -> tuple[dict[str, Any], str
         f"{what}-{name}.svg"
         for what in ("rescued-by-augmentation", "rescued-by-resolution", "small-and-large")
     )
-    small, large = (said[f"three of {size} pictures, dense and flips"] for size in ("small", "large"))
+    small, large = (said[f"three of {size} images, dense and flips"] for size in ("small", "large"))
     learnt = write_cases(
         out / by_augmentation, tested, ("plain", said["plain"]), ("augmented", said["+ augmentation"])
     )
-    sharper = write_cases(out / by_resolution, tested, ("small pictures", small), ("large pictures", large))
+    sharper = write_cases(out / by_resolution, tested, ("small images", small), ("large images", large))
     write_comparison(out / compared, tested, small, large)
     options = ", ".join(f"`{key}={value}`" for key, value in start.options.items())
     numbers = ", ".join(str(seed.seed) for seed in seeds)
     part = f"""## {start.text[0].upper()}{start.text[1:]}
 
-Pieces of {start.side} pixels in pictures of {start.scales[0]} and of {start.scales[1]}; {options}; seeds {numbers}.
+Pieces of {start.side} pixels in images of {start.scales[0]} and of {start.scales[1]}; {options}; seeds {numbers}.
 
 {table(found)}
 
@@ -375,12 +375,12 @@ likeliest classes:
 
 ![cases]({by_augmentation})
 
-**Rescued by resolution** (figure 8): of the mistakes of three networks of small pictures {sharper["rescued"]} are
+**Rescued by resolution** (figure 8): of the mistakes of three networks of small images {sharper["rescued"]} are
 none for three of large ones, and {sharper["lost"]} are new.
 
 ![cases]({by_resolution})
 
-**All classes of one picture** (figure 7), as small and as large pictures show it, and both together:
+**All classes of one image** (figure 7), as small and as large images show it, and both together:
 
 ![all classes]({compared})
 """
@@ -406,14 +406,14 @@ def _conditions(seed: Seed, out: Path) -> tuple[dict[str, dict[str, float]], str
         found,
         f"""## Under other conditions
 
-From random weights, seed {seed.seed}; test errors in percent where pictures are taken otherwise than those that were
+From random weights, seed {seed.seed}; test errors in percent where images are taken otherwise than those that were
 learnt (figure 9):
 
 | | plain | augmented | six models, dense and flips |
 |---|---|---|---|
 {rows}
 
-Four pictures of those that six models have right most often and the plain network least:
+Four images of those that six models have right most often and the plain network least:
 
 ![other conditions](other-conditions.svg)
 """,
@@ -425,7 +425,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("train", "test", "show"))
     parser.add_argument("--packages", type=Path, help="where mate-backgrounds was unpacked")
-    parser.add_argument("--folder", type=Path, required=True, help="of pictures and networks")
+    parser.add_argument("--folder", type=Path, required=True, help="of images and networks")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
     parser.add_argument("--starts", choices=STARTS, nargs="+", default=list(STARTS))
     parser.add_argument("--out", type=Path, default=Path(), help="where figures are written")

@@ -1,4 +1,4 @@
-"""Polyrhythm trains image classifiers on several workers: in step, out of step, or mixed.
+"""Polyrhythm trains image classifiers on several workers with synchronous, asynchronous and mixed algorithms.
 
 import polyrhythm
 

@@ -7,15 +7,15 @@ removes the staging folders of all earlier ones:
     start 2      removes it ────┐   .start-00000002-41…/
     start 1                     ✗ ── rename: there is no such file; nothing of start 1 arrives any more
 
-A folder that is deleted, renamed or unmounted under a run has nobody else's files where it was: it is made again, and
-the run goes on in it.
+A folder that is deleted, renamed or unmounted during a run is created again if no other run uses its place, and the
+run continues in it.
 
-So the file system itself decides atomically between a late writer and its successor, and nothing that is left behind
-can block a later start: the staging folder of a killed process is removed like any other. That holds on network file
-systems, too, whose server renames; no lock is taken. What is special there:
+So the file system itself decides atomically between a late writer and its replacement, and no remaining file can block
+a later start: the staging folder of a killed process is removed like any other. That holds on network file systems,
+too, where the server renames; no lock is taken. Special cases there:
 
     an answer is lost, and the request sent again   the file is gone from its old name: it is looked for at the new one
-    a handle is stale (another host removed it)     it is looked up anew
+    a handle is stale (another host removed it)     it is looked up again
     a removed file is still open                    it stays as .nfs…, its folder too; a later start removes both
     what this host knows of a folder is old         an earlier start ends later than at once, and still changes nothing
 """
@@ -83,7 +83,7 @@ class Superseded(RunError):
 
 
 _OWN = secrets.token_hex(8)
-"""Part of the names of this process's drafts, which nobody can guess and so prepare a link for."""
+"""Random part of the names of this process's drafts: unpredictable, so that no other process can link one."""
 
 
 class Unclaimed:
@@ -151,7 +151,7 @@ _DRAFT = re.compile(r"\.(.+?)(?:\.[0-9a-f]{16}-\d+)?\.partial")
 
 
 def drafted(name: str) -> str | None:
-    """Return the name of the file of which a file without a claim is a draft, from any process; None: it is none."""
+    """Return the name of the file that a draft of any process is written for; None if the name is not a draft's."""
     found = _DRAFT.fullmatch(name)
     return None if found is None else found[1]
 
@@ -161,8 +161,8 @@ class Claim(Unclaimed):
     """One start's claim to a run folder.
 
     Attributes:
-        folder: of the run.
-        name: of its staging folders.
+        folder: folder of the run.
+        name: name of its staging folders.
         inside: names of folders inside that have a staging folder of their own, since they may lie on other disks.
     """
 
@@ -179,7 +179,7 @@ class Claim(Unclaimed):
         staging = path.parent / self.name
         if not _is_folder(staging):
             self.check()
-            with suppress(OSError):  # whoever writes there says so
+            with suppress(OSError):  # the next write there reports it
                 staging.mkdir(parents=True, exist_ok=True)
             self.check()  # of a later start, either this sees the folder or that sees the one just made
         return staging / path.name
@@ -202,7 +202,7 @@ class Claim(Unclaimed):
         self.check()
 
     def check(self) -> None:
-        """Check that the staging folder exists; make it again where nothing is left of the run, nor of another."""
+        """Check that the staging folder exists; create it again if neither this run nor another has files there."""
         if _is_folder(self.folder / self.name):
             return
         if not self._has_vanished():
@@ -236,7 +236,7 @@ def claim(folder: Path, inside: Iterable[str] = ()) -> Claim:
     """Claim a run folder: from now on no file of an earlier start can appear in it.
 
     Args:
-        folder: of the run; created if necessary.
+        folder: folder of the run; created if necessary.
         inside: names of folders inside that are written into as well.
 
     Raises:

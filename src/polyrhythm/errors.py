@@ -18,7 +18,7 @@ _ALIKE, _AS_LIKE = 0.55, 0.82
 
 
 class PolyrhythmError(Exception):
-    """Any error that this project raises on purpose; its message is one line and says what to do."""
+    """Base of all intentional errors of this project; the message is one line and contains the remedy."""
 
 
 class RequestError(PolyrhythmError, ValueError):
@@ -34,7 +34,7 @@ class PeerLost(RunError):
 
     Attributes:
         rank: the lost peer.
-        losses: how many processes with this rank are known to be lost.
+        losses: number of processes with this rank that are known to have failed.
     """
 
     def __init__(self, rank: int, while_doing: str, losses: int = 1) -> None:
@@ -112,7 +112,7 @@ def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:
 
 def _near(given: str, names: list[str]) -> list[str]:
     """Return at most 3 names: those that start with `given`, or else the most similar ones, best first."""
-    # A prefix is most likely an abbreviation, so completions come before names that are merely similar.
+    # A prefix is most likely an abbreviation, so completions precede names that are merely similar.
     longer = [name for name in names if name.startswith(given)] if len(given) >= _WORTH_COMPLETING else []
     if longer:
         return sorted(longer, key=len)[:_OFFERED]

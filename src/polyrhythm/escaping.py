@@ -14,7 +14,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def html(value: object) -> str:
-    """Return a value as text of an HTML page, also inside a quoted attribute."""
+    """Escape a value for HTML text and quoted attributes."""
     return _html.escape(str(value), quote=True)
 
 

@@ -47,10 +47,10 @@ class RunStarted(Event):
         earlier_s: seconds of training of the resumed run.
         parameters: number of trained parameters of the model.
         free_running: whether no worker ever waits for a slower one.
-        begun: what other numbers of workers did in unfinished epochs; empty if there are none.
-        deal: what had been drawn before, where workers draw their batches, as `Dealer` writes it; else empty.
-        images: of the whole run, where workers draw their batches and so take different numbers of steps; else 0.
-        images_before: that count as done when a resumed run starts; None if it is not known.
+        begun: progress of other numbers of workers in unfinished epochs; empty if there are none.
+        deal: with dynamic batches, batches drawn before, as `Dealer` writes it; else empty.
+        images: images of the whole run with dynamic batches, where workers take different numbers of steps; else 0.
+        images_before: images that count as done when a resumed run starts; None if unknown.
     """
 
     strategy: str
@@ -79,8 +79,8 @@ class Evaluated(Event):
     Attributes:
         epoch: epochs done.
         test_loss: mean cross-entropy.
-        test_top1: fraction of test images whose most likely class is right.
-        test_top5: likewise for the five most likely.
+        test_top1: fraction of test images with a correct most likely class.
+        test_top5: fraction of test images with the correct class among the five most likely.
     """
 
     epoch: int
@@ -109,7 +109,7 @@ class CheckpointSaved(Event):
     """A checkpoint is complete on disk.
 
     Attributes:
-        path: of the file, inside the run folder.
+        path: path of the file, inside the run folder.
         epoch: epochs done.
         step: steps that worker 0 had done.
     """
@@ -145,8 +145,9 @@ class WorkerProgress(Event):
         loss: mean training loss of those images.
         learning_rate: the current one.
         wait_s: seconds of this period in which the worker waited for others.
-        stage_s: of these, for the stages beside its own in a pipeline.
-        processor_s: seconds of this period in which it could have gone on, and the processor was busy with others.
+        stage_s: seconds of `wait_s` spent waiting for other stages of a pipeline.
+        processor_s: seconds of this period in which it was ready to run, and the processor was busy with other
+            processes.
     """
 
     worker: int
@@ -201,7 +202,7 @@ class CacheUsed(Event):
     Attributes:
         worker: its index among the workers, from 0.
         images: images requested; a few more than it has trained on if batches are prepared ahead.
-        hits: how many of these were in the cache.
+        hits: number of these that were in the cache.
         kept_bytes: bytes in the cache now; ranks of one host may share it.
     """
 
@@ -220,7 +221,7 @@ class NoiseMeasured(Event):
         measured: steps in which they were compared.
         noise: sum over these of estimates of the trace of the covariance of one image's gradient.
         signal: sum of estimates of the square of the gradient of all images.
-        images: of a step of all workers.
+        images: images in a step of all workers.
     """
 
     step: int
@@ -234,18 +235,17 @@ class NoiseMeasured(Event):
 class BatchesDrawn(Event):
     """A worker, or a group of workers, has drawn its next batches, or given some back; see `data.dealer.Grant`.
 
-    What was drawn, less what was given back, is every place of every epoch once. A lost worker's successor may count
-    its steps from another number on.
+    Places drawn minus places given back are every place of every epoch once. A replacement may begin at another step.
 
     Attributes:
         unit: index of the worker, or of the group.
         step: its steps before them.
-        epoch: whose order they are taken from.
+        epoch: epoch of the order.
         start: their first place in that order.
         stop: the place after their last.
-        batches: how many they are; 0 where these places are given back, since it is lost.
+        batches: number of batches; 0 where these places are given back, since the worker has failed.
         reached: images of the run that all workers will have done before the first of them.
-        until: the same, after the last.
+        until: images of the run that all workers will have done after the last of them.
     """
 
     unit: int
@@ -266,10 +266,10 @@ class ServerProgress(Event):
         server: its index among the servers, from 0.
         version: updates applied to its shard since the run began.
         staleness: number of gradients applied at each staleness, since the last such event.
-        seconds: since the last such event.
+        seconds: length of the period since the last such event.
         busy_share: fraction of those seconds in which it did not wait for messages.
         queue: mean number of messages, at each receive, that were waiting; 1: never more than one.
-        dropped: gradients that came too late, since the run began.
+        dropped: late gradients since the run began.
         updating_s: seconds of this period spent on messages: reading them, updating, making answers.
         held_s: seconds that workers' gradients which are answered now had waited here for others', added up.
     """
@@ -302,12 +302,12 @@ class WorkerLost(Event):
     @property
     def text(self) -> str:
         """The event as a sentence."""
-        return f"worker {self.worker} (rank {self.rank}) is lost after step {self.step}, the others go on"
+        return f"worker {self.worker} (rank {self.rank}) is lost after step {self.step}, the others continue"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerJoined(Event):
-    """The successor of a lost worker has joined.
+    """The replacement of a failed worker has joined.
 
     Attributes:
         worker: its index among the workers, from 0.
@@ -320,7 +320,7 @@ class WorkerJoined(Event):
     @property
     def text(self) -> str:
         """The event as a sentence."""
-        return f"a successor of worker {self.worker} (rank {self.rank}) has joined"
+        return f"a replacement of worker {self.worker} (rank {self.rank}) has joined"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +332,7 @@ class Notice(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchesBalanced(Event):
-    """Workers that go in step have other parts of a global batch from here on.
+    """Synchronous workers have new shares of the global batch from now on.
 
     Attributes:
         step: steps done.
@@ -369,7 +369,7 @@ class ServerLost(Notice):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerJoined(Notice):
-    """The successor of a lost server has all of its shards, so that another may be lost.
+    """The replacement of a failed server has all of its shards, so the run survives another failure.
 
     Attributes:
         rank: its rank.

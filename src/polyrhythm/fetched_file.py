@@ -29,8 +29,8 @@ def fetched(
         address: its URL.
         path: folders are created if necessary.
         checksum: first hexadecimal digits of its hash, if known.
-        kind: of hash, as hashlib calls it.
-        what: it is, for errors.
+        kind: name of the hash in hashlib.
+        what: description of the file, for errors.
 
     Raises:
         RequestError: no connection, too slow, another file than expected, or it cannot be written.
@@ -71,5 +71,5 @@ def _download(address: str, path: Path, kind: str) -> str:
             if time.monotonic() > give_up_s:
                 raise OSError(f"not done after {DOWNLOAD_S:.0f} s")
         if told_bytes not in (None, file.tell()):
-            raise OSError(f"{file.tell()} of {told_bytes} bytes came")
+            raise OSError(f"{file.tell()} of {told_bytes} bytes arrived")
     return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""Files of a run folder, which may come from another person: regular files of a bounded size, opened without links.
+"""Files of a run folder, possibly of another person: regular files of a bounded size, opened without links.
 
     RUN/name               opened with O_NOFOLLOW: a symbolic link, a pipe, a device or a folder is refused
-    RUN/checkpoints/name   likewise; only `checkpoints` itself may be a link, to another disk
+    RUN/checkpoints/name   the same; only `checkpoints` itself may be a link, to another disk
     RUN/folder/name        `folder` may not be a link
 
 The run folder itself may be reached through links. A hard link is a regular file.
@@ -32,7 +32,8 @@ def open_in_run(path: Path, most_bytes: int = MOST_BYTES) -> BinaryIO:
     """Open a file that lies directly in a run folder, or in a folder inside it.
 
     Args:
-        path: of the file. Its parent may be a link only where it is the run folder itself, or is called `checkpoints`.
+        path: path of the file. Its parent may be a link only if it is the run folder itself, or is called
+            `checkpoints`.
         most_bytes: limit of the file's size; 0: none.
 
     Raises:
@@ -105,7 +106,7 @@ def read_in_run(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """
     with open_in_run(path, most_bytes) as file:
         content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:  # it has grown meanwhile
+    if len(content) > most_bytes:  # it has grown in the meantime
         raise RequestError(
             f"{printable(str(path))} has more than {most_bytes:,} bytes: it is no file of a run"
         )

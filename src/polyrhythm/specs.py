@@ -1,7 +1,7 @@
 """Specs: `name` or `name(key=value, …)`, nestable; the same text in a recipe, on the command line and in Python.
 
 A spec chooses one configuration out of a folder. The folder is the registry: every module in it is one choice, and
-holds one class of the module's name (`tf1_rmsprop.py` holds `TF1RMSProp`), a `Config`, whose fields are the keys.
+holds one class of the module's name (`tf1_rmsprop.py` holds `TF1RMSProp`), a `Config` with the keys as fields.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _value(node: ast.expr, text: str) -> Any:
 
 
 def split_outside(text: str, separator: str) -> list[str]:
-    """Split a text at a separator that is not inside brackets; empty parts are left out."""
+    """Split a text at a separator that is not inside brackets; empty parts are dropped."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")
@@ -200,7 +200,7 @@ def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
         if key not in kind.model_fields:
             keys = kind.model_fields
             raise unknown(f"key of {where}", key, keys) if keys else RequestError(f"{where} takes no keys")
-    # Before pydantic, whose conversion of True to 1 or of 2.0 to 2 would hide a mistake.
+    # Before pydantic, as it converts True to 1 and 2.0 to 2, which would hide a mistake.
     for key, value in values.items():
         _check_number(f"{where}: {key}", kind.model_fields[key].annotation, value)
     try:
@@ -228,7 +228,9 @@ def plainly(complaint: str) -> str:
 def _check_number(what: str, annotation: Any, value: Any) -> None:
     """Refuse values that pydantic would convert to a number but that are surely mistakes: `true`, 2.0 workers."""
     kinds = get_args(annotation) or (annotation,)
-    if any(value in get_args(kind) for kind in kinds):  # a word that a `Literal` allows beside numbers
+    if any(
+        value in get_args(kind) for kind in kinds
+    ):  # a string that a `Literal` allows in addition to numbers
         return
     if float in kinds:
         if isinstance(value, bool):
@@ -240,7 +242,7 @@ def _check_number(what: str, annotation: Any, value: Any) -> None:
 
 
 def chosen(what: str, *packages: str) -> BeforeValidator:
-    """Return a validator for a field whose value may be a spec itself.
+    """Return a validator for a field that accepts a spec itself.
 
     Used as `thing: Annotated[Thing, chosen("thing", "package.of.things")]`.
     """

@@ -1,4 +1,4 @@
-"""Files that users name: inputs that are files, YAML that means what it says, outputs known to be writable beforehand.
+"""Files that users name: regular input files, strict YAML, and outputs that are checked for writability beforehand.
 
 A pipe or a device among the inputs would be waited for or read for ever. YAML 1.1 takes the last of two equal keys,
 reads `1:30` as 90 and `010` as 8; here the first is refused and the others stay the texts that they are.
@@ -20,7 +20,7 @@ _MOST_BYTES = 16 << 20
 
 
 def check_is_file(path: Path, what: str) -> None:
-    """Refuse what exists and is no file, such as a pipe or a device; a folder is left to whoever opens it.
+    """Reject an existing path that is not a file, such as a pipe or a device; folders are checked on opening.
 
     Raises:
         RequestError: it is so.
@@ -54,7 +54,7 @@ def parse_yaml(text: str, where: str) -> Any:
     """Return the value of a YAML text.
 
     Raises:
-        RequestError: it is no YAML, or a key is given twice; `where` says in which.
+        RequestError: the text is not YAML, or a key is given twice; `where` names the file.
     """
     try:
         _check_aliases(text, where)
@@ -76,7 +76,7 @@ _MOST_REPEATED = 10_000
 
 
 def _check_aliases(text: str, where: str) -> None:
-    """Refuse a text whose aliases stand for too many values, or for themselves.
+    """Reject a text with aliases that expand to too many values, or recursively.
 
     A few hundred bytes of aliases of aliases stand for more values than any memory holds.
 
@@ -92,7 +92,7 @@ def _check_aliases(text: str, where: str) -> None:
             if not sizes[id(node)]:
                 raise RequestError(f"{where} has an alias inside its own value: write the value out")
             return sizes[id(node)]
-        sizes[id(node)] = 0  # under way
+        sizes[id(node)] = 0  # in progress
         inside = node.value if isinstance(node, yaml.SequenceNode) else []
         if isinstance(node, yaml.MappingNode):
             inside = [part for pair in node.value for part in pair]
@@ -139,7 +139,7 @@ for _tag, _pattern in zip(_NUMBERS, (_INT, _FLOAT), strict=True):
 
 
 def check_output(path: Path) -> None:
-    """Check that a file can be written, before the work whose result it is to hold; leaves nothing behind.
+    """Check that a file can be written, before the work for its content starts; leaves no file.
 
     Raises:
         RequestError: it cannot.

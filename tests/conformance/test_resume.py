@@ -228,7 +228,7 @@ def test_only_the_newest_checkpoints_stay(folders):
 
 def test_a_folder_without_a_checkpoint_is_refused(folders):
     folder = folders()
-    with pytest.raises(RequestError, match=r"there is no checkpoint in .*: start the run anew"):
+    with pytest.raises(RequestError, match=r"there is no checkpoint in .*: start a new run"):
         simulated(resumed(make_job("synchronous", 1, folder=folder)))
 
 

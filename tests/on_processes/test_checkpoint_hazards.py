@@ -122,5 +122,5 @@ def test_a_full_disk_costs_events_and_no_run(disk: Path, capsys: pytest.CaptureF
     )
     told = capsys.readouterr().err
     assert told == (
-        f"polyrhythm: cannot write {path}: No space left on device; events are left out until it can be written\n"
+        f"polyrhythm: cannot write {path}: No space left on device; events are dropped until it can be written\n"
     )

@@ -338,7 +338,7 @@ def test_fine_tuning_leaves_truncated_images_out(truncated: list[Path], photos: 
     )  # fmt: skip
     assert run is not None
     notices = [getattr(event, "text", "") for event in read_events(run.folder / "events.jsonl")]
-    assert "9 images cannot be read any more, and are left out" in notices
+    assert "9 images cannot be read any more, and are skipped" in notices
     assert polyrhythm.evaluate(run.folder)["images"] < len(record(run.folder)["held_out_images"])
 
 

@@ -300,7 +300,7 @@ def test_a_slurm_job_comes_back_on_fewer_nodes_after_its_notice(tmp_path: Path, 
         # It waits two minutes otherwise. A start within the second in which its nodes ended it is refused by them, and
         # ends the job for good: they take it for the launch that they have been told to end.
         slurm("scontrol", "update", f"JobId={job}", "StartTime=now+2")
-        wait_for(lambda: _begun(run) == [3, 1], "the run to go on with one worker and its server")
+        wait_for(lambda: _begun(run) == [3, 1], "the run to continue with one worker and its server")
         assert "n1" in slurm("squeue", "--noheader", "--job", job, "--format=%N")
     finally:
         slurm("scancel", job)

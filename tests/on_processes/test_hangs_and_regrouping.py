@@ -98,16 +98,16 @@ def test_a_stopped_worker_is_diagnosed_and_goes_on_when_it_is_continued(
 
     stages: tuple[Stage, ...] = (
         (steps_of(1), send(1, signal.SIGSTOP)),
-        (said(r"^worker 1 \(rank 1\) has said nothing"), go_on),
+        (said(r"^worker 1 \(rank 1\) has been silent"), go_on),
         (said(r"^worker 1 \(rank 1\) is back after"), brake.release),
     )
     events = played(job, *stages)
     text = next(event.text for event in events if stages[1][0](event) and isinstance(event, Notice))
     doing = r"(adding up over ranks 0, 1, 2|computing) for [\d.]+ s"
     assert re.match(
-        r"worker 1 \(rank 1\) has said nothing for [\d.]+ s: it is stopped, or cut off; last, at step \d+, it was "
-        rf".+\. Meanwhile: worker 0 \(rank 0\): step \d+, {doing}; worker 2 \(rank 2\): step \d+, {doing}\. "
-        r"After \d+ s it is taken for lost, and the run goes on without it$",
+        r"worker 1 \(rank 1\) has been silent for [\d.]+ s: it is stopped, or cut off; last, at step \d+, it was "
+        rf".+\. Others: worker 0 \(rank 0\): step \d+, {doing}; worker 2 \(rank 2\): step \d+, {doing}\. "
+        r"After \d+ s it is taken for lost, and the run continues without it$",
         text,
     ), text
     assert float(re.findall(r"nothing for ([\d.]+) s", text)[0]) >= SILENCE_S
@@ -130,7 +130,7 @@ def test_a_stopped_worker_is_taken_for_lost_and_the_others_regroup(start: Starte
     assert silent_s >= LOST_AFTER * SILENCE_S
     assert (figures["workers_lost"], figures["steps"], figures["images_not_seen"]) == (1, STEPS, 0)
     assert figures["test_top1"] > 0.85
-    assert command.find(notice(r"had said nothing for \d+ s, and was taken for lost; the others go on$"))
+    assert command.find(notice(r"had been silent for \d+ s, and was evicted; the others continue$"))
     stacks = {path.name: path.read_text() for path in (command.run / "stacks").iterdir()}
     assert sorted(stacks) == ["rank-0.txt", "rank-2.txt"]  # of all that lived
     for rank in (0, 2):
@@ -140,9 +140,7 @@ def test_a_stopped_worker_is_taken_for_lost_and_the_others_regroup(start: Starte
 
 def test_without_regrouping_a_stopped_worker_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
     job = job_of("hybrid", tmp_path, silence_s=SILENCE_S)
-    with pytest.raises(
-        RunError, match=r"^worker 2 \(rank 2\) had said nothing for \d+ s, and was taken for lost; c"
-    ):
+    with pytest.raises(RunError, match=r"^worker 2 \(rank 2\) had been silent for \d+ s, and was evicted; c"):
         played(job, (of(CheckpointSaved), send(2, signal.SIGSTOP)))
     events = played(resumed(job), (of(CheckpointSaved), ask_to_stop))
     (begun,) = [event for event in events if isinstance(event, RunStarted)]

@@ -134,7 +134,8 @@ def test_messages_for_communicators_that_nobody_makes_are_kept_up_to_a_bound(sha
     assert waiting(run) == 100
     assert server.refused == {"early": 1}
     assert told == [
-        "rank 2 refused a link of rank 1 (early): 101 messages with 10,504 bytes came for communicators that this rank "
+        "rank 2 refused a link of rank 1 (early): 101 messages with 10,504 bytes arrived for communicators "
+        "that this rank "
         "has not made, where 16,384 messages and 4,000 bytes of payload may wait"
     ]
     late = run.networks[SERVER].subgroup("late", range(3))

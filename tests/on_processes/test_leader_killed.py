@@ -110,7 +110,7 @@ def test_a_synchronous_run_has_the_bits_of_one_that_lost_nobody(tmp_path: Path) 
     ]  # others tell of who is slow on a busy machine
     assert len(deaths) == 3
     assert deaths[0] == (
-        "worker 0 (rank 0) was killed by SIGKILL; the others wait for its successor, and it is started again at once "
+        "worker 0 (rank 0) was killed by SIGKILL; the others wait for its replacement, and it is started again at once "
         "(restart 1 of 3)"
     )
 

@@ -112,11 +112,11 @@ def test_the_others_go_on_without_a_killed_worker(start: Starter) -> None:
     assert (lost.worker, lost.rank) == (1, 1)
     assert lost.step <= done
     (death,) = [text for text in notices(command) if "was killed" in text]
-    assert death == "worker 1 (rank 1) was killed by SIGKILL; the others go on"
+    assert death == "worker 1 (rank 1) was killed by SIGKILL; the others continue"
     assert f"notice: {death}\n" in result.err
     assert f"notice: {lost.text}\n" in result.err
     assert "Training images not seen" in (command.run / "report.html").read_text()
-    with pytest.raises(RequestError, match="lost 1 of its workers on the way"):
+    with pytest.raises(RequestError, match="lost 1 of its workers: the times"):
         replay(command.run)
 
 
@@ -138,7 +138,7 @@ def test_a_successor_takes_the_steps_that_are_left(start: Starter) -> None:
     assert done == sorted(done)
     # A leader that stands still for seconds, as this test has it, is spoken of as well.
     (death,) = [text for text in notices(command) if "was killed" in text]
-    assert death.endswith("the others go on, and it is started again in 0.5 s (restart 1 of 3)")
+    assert death.endswith("the others continue, and it is started again in 0.5 s (restart 1 of 3)")
 
 
 def test_lock_step_with_two_servers_goes_on(start: Starter) -> None:
@@ -173,7 +173,7 @@ def test_with_too_few_workers_a_run_ends_and_can_be_resumed(start: Starter) -> N
     result = command.result()
     assert result.status == 1
     assert result.complaint == (
-        "worker 0 (rank 0): 2 of 3 workers are left, and min_workers is 3; continue with --resume run"
+        "worker 0 (rank 0): 2 of 3 workers remain, and min_workers is 3; continue with --resume run"
     )
     *told, end = read_events(command.run / "events.jsonl")
     kinds = [type(event) for event in told]
@@ -212,7 +212,8 @@ def test_a_successor_of_worker_0_takes_up_the_lead(spec: str, servers: int, star
     assert [event.to_json()["worker"] for event in of(WorkerLost, command)] == [0]
     (death,) = [text for text in notices(command) if "was killed" in text]
     assert death == (
-        "worker 0 (rank 0) was killed by SIGKILL; the others go on, and it is started again in 0.5 s (restart 1 of 3)"
+        "worker 0 (rank 0) was killed by SIGKILL; the others continue, and it is started again in 0.5 s "
+        "(restart 1 of 3)"
     )
     lines = (command.run / "events.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(set(lines)) == len(lines)

@@ -139,5 +139,5 @@ def test_the_last_bytes_of_a_disk_are_the_models(tmp_path: Path) -> None:
         assert command.process.poll() is None, "it ended before the disk was full"
         result = command.result()
         assert result.status == 0, result.err
-        assert "events are left out until it can be written" in result.err
+        assert "events are dropped until it can be written" in result.err
         assert read_tensors(disk / "run" / "model.safetensors")

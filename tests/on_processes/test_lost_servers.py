@@ -72,7 +72,7 @@ def test_a_killed_server_is_done_without_and_nothing_is_lost(start: Starter) -> 
     os.kill(ranks_of(command)[WORKERS], signal.SIGKILL)
     killed_at_s, before = time.monotonic(), [steps_of(command, worker) for worker in range(WORKERS)]
     for worker in range(WORKERS):
-        wait_for(lambda: steps_of(command, worker) > before[worker], "the workers to go on")  # noqa: B023
+        wait_for(lambda: steps_of(command, worker) > before[worker], "the workers to continue")  # noqa: B023
     assert time.monotonic() - killed_at_s < GOING_ON_S
     command.go_on()
     result = command.result()
@@ -84,7 +84,10 @@ def test_a_killed_server_is_done_without_and_nothing_is_lost(start: Starter) -> 
     assert figures["messages_refused"] == {}
     assert figures["test_top1"] > 0.85
     notices = [event.text for event in read_events(command.run / "events.jsonl") if isinstance(event, Notice)]
-    assert "server 0 (rank 3) was killed by SIGKILL; who has its shards as well goes on with them" in notices
+    assert (
+        "server 0 (rank 3) was killed by SIGKILL; another server with its shards continues with them"
+        in notices
+    )
 
 
 def test_a_killed_server_is_started_again_and_then_the_other_may_be_lost(start: Starter) -> None:
@@ -108,7 +111,7 @@ def test_a_killed_server_is_started_again_and_then_the_other_may_be_lost(start: 
     notices = [event.text for event in read_events(command.run / "events.jsonl") if isinstance(event, Notice)]
     assert "server 0 (rank 3) is there again, and has its shards from its neighbours" in notices
     assert any(
-        text.endswith("goes on with them, and it is started again in 0.5 s (restart 1 of 3)")
+        text.endswith("continues with them, and it is started again in 0.5 s (restart 1 of 3)")
         for text in notices
     )
 

@@ -91,7 +91,7 @@ def test_stages_of_a_loop_are_one_run(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert [entry["steps"] for entry in found] == [3 * 4] * 2
     for entry in found:
         torch.testing.assert_close(vector(entry), staged_loop_task.plain_parameters(), rtol=1e-11, atol=1e-11)
-    assert "goes on from the model of synchronous, with its optimiser's state" in capfd.readouterr().err
+    assert "continues from the model of synchronous, with its optimiser's state" in capfd.readouterr().err
 
 
 def test_stages_of_a_loop_go_on_in_torchruns_processes(
@@ -133,7 +133,8 @@ def accuracy_of_example(printed: str, workers: int, epochs: int) -> float:
         (
             "mixed(inside=local_sgd)",
             "killed",
-            r"was killed by SIGKILL; mixed\(inside=local_sgd\) goes on without a worker under polyrhythm train only, "
+            r"was killed by SIGKILL; mixed\(inside=local_sgd\) survives the loss of a worker under polyrhythm "
+            r"train only, "
             "not in a loop of your own",
         ),
     ],

@@ -67,7 +67,7 @@ def test_those_who_go_in_step_learn_what_plain_torch_does_with_whoever_is_there(
             torch.testing.assert_close(value, expected[name], rtol=1e-11, atol=1e-11)
     said = capfd.readouterr().err
     then = ", and it is started again in 0.5 s (restart 1 of 1)" if restarts else ""
-    assert f"worker 2 (rank 2) was killed by SIGKILL; the others go on{then}\n" in said
+    assert f"worker 2 (rank 2) was killed by SIGKILL; the others continue{then}\n" in said
     assert "of worker 2, which is lost, the last 2 of its 4 batches of an epoch are not seen\n" in noticed
 
 
@@ -95,7 +95,10 @@ def test_a_lost_server_whose_shards_another_has_stops_nobody(
     for worker, diary in diaries(tmp_path).items():
         assert [entry["seen"] for entry in diary] == [share(worker, 3)] * 4
     assert len(models(tmp_path)) == task.WORKERS
-    words = "server 0 (rank 3) was killed by SIGKILL; who has its shards as well goes on with them, and it is started"
+    words = (
+        "server 0 (rank 3) was killed by SIGKILL; another server with its shards continues with them, "
+        "and it is started"
+    )
     assert words in capfd.readouterr().err
 
 
@@ -121,7 +124,7 @@ def test_those_who_go_in_step_wait_for_the_successor_of_worker_0_and_learn_what_
     for model in models(tmp_path):
         for name, value in model.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-11, atol=1e-11)
-    words = "worker 0 (rank 0) was killed by SIGKILL; the others wait for its successor, and it is started again at"
+    words = "worker 0 (rank 0) was killed by SIGKILL; the others wait for its replacement, and it is started again at"
     assert words in capfd.readouterr().err
 
 
@@ -155,7 +158,7 @@ def test_others_go_on_while_worker_0_is_away_and_its_successor_leads_them_to_the
     assert len(others) == 2
     for model in others:
         assert all(torch.equal(model[name], value) for name, value in first.items())
-    words = "worker 0 (rank 0) was killed by SIGKILL; the others go on, and it is started again in 0.5 s"
+    words = "worker 0 (rank 0) was killed by SIGKILL; the others continue, and it is started again in 0.5 s"
     assert words in capfd.readouterr().err
 
 

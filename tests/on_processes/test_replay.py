@@ -181,7 +181,7 @@ def test_a_resumed_run_is_refused(runs: Runs, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"outcome": "interrupted"}, "was interrupted: who stopped when is not recorded"),
+        ({"outcome": "interrupted"}, "was interrupted: the times of the stops are not recorded"),
         ({"workers": [0, 1]}, "is damaged (workers and servers are not all ranks, once each)"),
         (
             {"ranks": {"3": {"sources": "AAAA", "checks": "AAAA"}}},

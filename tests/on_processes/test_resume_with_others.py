@@ -40,7 +40,7 @@ def test_what_is_left_of_the_epoch_is_shared_by_three(tmp_path: Path) -> None:
         command.process.terminate()
         assert command.result().status == 130
     (resumed,) = shell(tmp_path, ["train", "--resume", "run", "--workers", "3", "--json"])
-    assert "notice: resumed with 3 workers in place of 2: the servers go on" in resumed.err
+    assert "notice: resumed with 3 workers in place of 2: the servers continue" in resumed.err
     figures = resumed.figures
     assert (figures["workers"], figures["epochs"], figures["images_not_seen"]) == (3, 2, 0)
     started = [

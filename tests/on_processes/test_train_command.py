@@ -266,7 +266,7 @@ class TestResuming:
     @pytest.mark.parametrize(
         ("name", "complaint"),
         [
-            ("finished", "finished has done its 2 epochs: ask for more with --epochs to go on"),
+            ("finished", "finished has done its 2 epochs: ask for more with --epochs to continue"),
             ("cut", "checkpoints/step-00000024.safetensors cannot be used: it was cut short"),
             ("out", "--out and --resume exclude each other"),
             ("over", "another already holds another run: name another with --out"),
@@ -296,8 +296,8 @@ class TestResuming:
         result, folder = resumed.results["changed"], "changed/checkpoints"
         assert (
             f"checkpoint {folder}/step-00000024.safetensors cannot be used: it was changed after it was written (its "
-            f"checksum differs); the newest whole one beside it is {folder}/step-00000012.safetensors, and the run "
-            "goes on from that: epoch 1, step 12"
+            f"checksum differs); the newest complete one next to it is {folder}/step-00000012.safetensors, and the run "
+            "continues from that: epoch 1, step 12"
         ) in result.err
         assert result.figures["steps"] == 36
         whole = resumed.results["whole"].figures  # which had done the second epoch at another learning rate
@@ -306,7 +306,7 @@ class TestResuming:
     def test_another_strategy_goes_on(self, session: Session, resumed: Session) -> None:
         result = resumed.results["strategy"]
         assert (
-            "parameter_server goes on from the model of synchronous after 2 epochs, with its optimiser's state"
+            "parameter_server continues from the model of synchronous after 2 epochs, with its optimiser's state"
         ) in result.err
         assert (result.figures["strategy"], result.figures["epochs"]) == ("parameter_server", 3)
         before = session.results["first"].figures

@@ -16,7 +16,7 @@ from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import FaultTolerance, Job
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster
-from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground
+from polyrhythm.simulation.injection.fault import Fault, FaultTarget, FaultyRun
 from polyrhythm.simulation.layout import Layout, lay_out
 from polyrhythm.simulation.run import simulate_on
 from polyrhythm.simulation.trials import Trial, drawn_death, faults_of, faults_text, play
@@ -111,7 +111,7 @@ def wish(at_s: float, stop: StopRequest) -> Fault:
     class Wish(Fault):
         """Nothing goes wrong, but someone wants the run to stop."""
 
-        def check(self, ground: Ground) -> None:
+        def check(self, ground: FaultTarget) -> None:
             """There is nothing to refuse."""
 
         def begin(self, run: FaultyRun, random: Random) -> None:

@@ -336,7 +336,10 @@ def test_a_run_begins_with_the_speeds_of_a_profile_and_follows_what_it_measures(
     [
         ("measured(weights=[1, 2])", r"2 weights are not one for each of 4 workers: give 4"),
         ("measured(weights=[1, 2, 0, 1])", r"the weight 0 of worker 2 is not above 0"),
-        ("measured(weights=[1, 2, 1, 1], profile='bsc')", r"weights and a profile both say how to begin"),
+        (
+            "measured(weights=[1, 2, 1, 1], profile='bsc')",
+            r"weights and a profile both set the initial sizes",
+        ),
         ("measured(profile='nowhere.yaml')", r"nowhere"),
         ("measured(profile='{two}')", r"have places for 2 of 4 workers: give weights"),
     ],
@@ -450,8 +453,8 @@ def test_auto_balances_after_an_epoch_of_uneven_workers_and_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "rule", "reason"),
     [
-        ("ad_psgd", "measured", "each at its own pace, which needs no balance"),
-        ("parameter_server", "given(weights=[1, 1, 1])", "each at its own pace, which needs no balance"),
+        ("ad_psgd", "measured", "is asynchronous and needs no balance"),
+        ("parameter_server", "given(weights=[1, 1, 1])", "is asynchronous and needs no balance"),
         ("d_psgd", "measured", "counts all workers alike"),
         ("easgd(mode=synchronous)", "measured", "counts all workers alike"),
         ("hybrid", "measured", "compute together"),

@@ -69,7 +69,7 @@ def test_a_run_whose_newest_checkpoint_is_damaged_ends_as_if_nothing_had_been(tm
     assert again.sha256 == whole.sha256
     (notice,) = [event.text for event in again.events if isinstance(event, Notice)]
     assert notice.startswith(f"checkpoint {newest} cannot be used: it was changed")
-    assert f"{before}, and the run goes on from that: epoch 2, step " in notice
+    assert f"{before}, and the run continues from that: epoch 2, step " in notice
 
 
 def accuracies(trained):

@@ -163,7 +163,7 @@ BEFORE: tuple[Any, Any, Any] = (TurnsWorker.enter, TurnsWorker._learn, TurnsWork
 @pytest.mark.parametrize(
     ("method", "planted", "found"),
     [
-        ("enter", counts_a_copy, "where it begins anew"),
+        ("enter", counts_a_copy, "its new start"),
         ("_learn", learns_twice, "parameters after step"),
         ("prepare", waits_for_those_behind, "what mixing by the matrices gives"),
     ],

@@ -67,7 +67,7 @@ def test_what_computes_the_same_goes_on_as_if_nothing_had_changed(
     assert (found.result["steps"], found.result["epochs"]) == (whole.result["steps"], 3)
     (notice,) = [event.text for event in found.events if isinstance(event, Notice)]
     was, now = strategy(before), strategy(after)
-    assert notice == f"{now} goes on from the model of {was} after 1 epoch, with its optimiser's state"
+    assert notice == f"{now} continues from the model of {was} after 1 epoch, with its optimiser's state"
 
 
 def refuses(spec: str) -> str:
@@ -117,8 +117,8 @@ def test_the_rest_of_an_epoch_is_dealt_out(tmp_path: Path) -> None:
     found = simulated(handed(job, "local_sgd(steps=2)", workers=3))
     (notice,) = [event.text for event in found.events if isinstance(event, Notice)]
     assert notice == (
-        "local_sgd(steps=2) goes on from the model of synchronous after 0 epochs, with its optimiser's state, with 3 "
-        f"workers in place of 4; the {left} images that are left of epoch 1 are dealt out among them"
+        "local_sgd(steps=2) continues from the model of synchronous after 0 epochs, with its optimiser's state, with 3 "
+        f"workers in place of 4; the {left} remaining images of epoch 1 are divided among them"
     )
 
 
@@ -126,7 +126,7 @@ def test_images_that_were_shared_out_are_not_drawn(tmp_path: Path) -> None:
     job = job_of("synchronous", folder=tmp_path)
     simulated(job, ConstantCluster(stop_at_s=0.015))
     with pytest.raises(
-        RequestError, match=r"^epoch 1 is under way, .* to the end of an epoch, or give --deal"
+        RequestError, match=r"^epoch 1 is unfinished, .* to the end of an epoch, or give --deal"
     ):
         simulated(handed(job, "parameter_server"))
 

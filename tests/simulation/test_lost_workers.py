@@ -187,7 +187,7 @@ def test_with_too_few_workers_the_run_ends_with_a_checkpoint(successors, tmp_pat
     job = make_job("parameter_server", WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE, folder=tmp_path)
     events: list[Event] = []
     with pytest.raises(
-        RunError, match=r"^2 of 3 workers are left, and min_workers is 3; continue with --resume"
+        RunError, match=r"^2 of 3 workers remain, and min_workers is 3; continue with --resume"
     ):
         _collect(replace(job, fault_tolerance=FaultTolerance(min_workers=3)), events, successors=successors)
     assert sum(isinstance(event, WorkerJoined) for event in events) == successors

@@ -75,7 +75,7 @@ class Planted(ParameterServer):
         (MiscountingRule, "staleness of the gradients that an update takes"),
         (
             LoyalSession,
-            "to a question of another, or of nobody|parameters for rank 0, the sum of what was acknowledged",
+            "to a question of another rank, or to none|parameters for rank 0, the sum of what was acknowledged",
         ),
     ],
 )

@@ -106,7 +106,7 @@ def test_rescaling_leaves_the_share_out_and_lowers_the_rate():
 
 def test_with_too_few_workers_a_run_in_step_ends_with_a_checkpoint(tmp_path):
     with pytest.raises(
-        RunError, match=r"^2 of 3 workers are left, and min_workers is 3; continue with --resume"
+        RunError, match=r"^2 of 3 workers remain, and min_workers is 3; continue with --resume"
     ):
         trained([(0.05, 1)], fault_tolerance=FaultTolerance(min_workers=3), folder=tmp_path)
     assert list((tmp_path / "checkpoints").glob("step-*.safetensors"))

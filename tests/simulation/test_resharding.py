@@ -95,7 +95,7 @@ def test_a_run_goes_on_with_more_or_fewer_workers(tmp_path, before, after):
     assert (result["steps"], result["epochs"]) == (job.calendar.total_steps, 3)
     (notice,) = notices(events)
     assert notice.startswith(
-        f"resumed with {after} workers in place of {before}: all go on from worker 0's parameters"
+        f"resumed with {after} workers in place of {before}: all continue from worker 0's parameters"
     )
     assert Archive(job).load().step == job.calendar.total_steps  # and not an older one with a higher number
 
@@ -135,7 +135,7 @@ def test_in_the_middle_of_an_epoch_what_is_left_is_dealt_out_anew(tmp_path, chai
             notice = notices(events)[-1]
             left = (-parts[-1][1]) % IMAGES
             assert (
-                f"; the {left} images that are left of epoch {parts[-1][1] // IMAGES + 1} are dealt" in notice
+                f"; the {left} remaining images of epoch {parts[-1][1] // IMAGES + 1} are divided" in notice
             )
             assert notice.endswith(f"; a step now has {workers * BATCH_SIZE} images")
         snapshot = Archive(job).load()
@@ -239,7 +239,7 @@ def test_sites_without_workers_would_owe_the_others_for_ever(tmp_path):
     simulate(job_of(3, tmp_path, "gaia", epochs=1))
     with pytest.raises(
         RequestError,
-        match=r"^gaia goes on with as many workers as it had: resume with --workers 3, or begin a new run",
+        match=r"^gaia continues with as many workers as it had: resume with --workers 3, or begin a new run",
     ):
         Archive(resumed(job_of(1, tmp_path, "gaia"))).load()
 

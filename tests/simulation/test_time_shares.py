@@ -10,7 +10,7 @@ from conformance.jobs import strategy
 from polyrhythm.config.dry_run import sizes_for
 from polyrhythm.events import Notice
 from polyrhythm.reporting.figures import RunFigures
-from polyrhythm.reporting.held_back import HeldBack, held_back
+from polyrhythm.reporting.held_back import Bottleneck, held_back
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.run import ConstantCluster, dry_events
 
@@ -36,14 +36,14 @@ def events_of(spec: str, cluster: ConstantCluster, steps: int = 20, workers: int
     )
 
 
-def shares(spec: str, cluster: ConstantCluster) -> HeldBack:
+def shares(spec: str, cluster: ConstantCluster) -> Bottleneck:
     found = held_back(RunFigures.of(events_of(spec, cluster)))
     assert found is not None
     assert whole(found) == pytest.approx(1)
     return found
 
 
-def whole(found: HeldBack) -> float:
+def whole(found: Bottleneck) -> float:
     waiting = found.slower_workers_share + found.stage_share + found.server_share + found.network_share
     return found.compute_share + waiting + found.processor_share + found.nothing_left_share
 

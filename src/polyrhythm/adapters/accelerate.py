@@ -8,9 +8,9 @@
     accelerator.end_training()                                        # all have the final model
 
 Started by `polyrhythm run --workers 2 script.py` or by torchrun; a rank that is a server serves where the accelerator
-is made, and leaves there. What Accelerate says of processes holds: a loader's batch size is that of one worker, and a
-scheduler steps once for each worker at every step, unless `split_batches` or `step_scheduler_with_optimizer` say
-otherwise.
+is made, and exits there. Accelerate's rules for processes apply: a loader's batch size is that of one worker, and a
+scheduler steps once for each worker at every step, unless `split_batches` or `step_scheduler_with_optimizer` change
+it.
 
 Accelerate is an optional dependency: `pip install polyrhythm[accelerate]`.
 """
@@ -49,14 +49,14 @@ _OF_THE_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MAS
 
 
 class PolyrhythmAccelerator(Accelerator):
-    """An accelerator whose processes are the workers of a run.
+    """An accelerator of a run's workers.
 
     Args:
         strategy: a spec, or a strategy.
-        threads: as for `polyrhythm.join`.
-        report: likewise.
-        observers: likewise.
-        **options: of Accelerate's own, such as `mixed_precision` and `gradient_accumulation_steps`.
+        threads: see `polyrhythm.join`.
+        report: see `polyrhythm.join`.
+        observers: see `polyrhythm.join`.
+        **options: options of Accelerate, such as `mixed_precision` and `gradient_accumulation_steps`.
 
     Attributes:
         group: the worker's.
@@ -179,7 +179,7 @@ class PolyrhythmAccelerator(Accelerator):
         return str(folder)
 
     def load_state(self, input_dir: str | os.PathLike[str] | None = None, *_: Any, **__: Any) -> None:
-        """Go on from what `save_state` has written; right after `prepare`."""
+        """Resume from a state of `save_state`; call it right after `prepare`."""
         folder = Path(input_dir or self.project_dir or "saved")
         self.group.load(folder, *self._schedulers, *self._custom_objects)
 
@@ -200,10 +200,10 @@ class PolyrhythmAccelerator(Accelerator):
         return self._left
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Leave with all others: the model is then the final one, and each worker goes on by itself.
+        """Leave with all others: the model is then the final one, and each worker continues alone.
 
         Args:
-            error: that has ended the loop; the others then are not waited for.
+            error: exception that ended the loop; then there is no wait for the others.
         """
         if not self._left:
             self._left = True
@@ -218,12 +218,12 @@ class PolyrhythmAccelerator(Accelerator):
 
 
 class SharedLoader(DataLoaderStateMixin):
-    """A worker's share of a loader, on its device, which tells Accelerate of its last batch.
+    """A worker's share of a loader, on its device; notifies Accelerate of its last batch.
 
     Args:
         shard: the share, or the loader itself.
         loader: the user's.
-        device: of the model.
+        device: device of the model.
     """
 
     def __init__(self, shard: Shard | DataLoader[Any], loader: Any, device: torch.device) -> None:

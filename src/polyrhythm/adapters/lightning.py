@@ -7,7 +7,7 @@
 
 Started by `polyrhythm run --workers 2 script.py` or by torchrun; a rank that is a server serves inside `fit`, and
 leaves at its end. `fit` shares loaders out by itself, those of validation too, and its checkpoints hold the whole run.
-After `fit` all workers hold the final model; `validate` and `test` then run on each by itself, over all pictures.
+After `fit` all workers hold the final model; `validate` and `test` then run on each alone, over all images.
 
 Lightning is an optional dependency: `pip install polyrhythm[lightning]`.
 """
@@ -44,10 +44,10 @@ class PolyrhythmStrategy(ParallelStrategy):
 
     Args:
         strategy: a spec, or a strategy.
-        threads: as for `polyrhythm.join`.
-        report: likewise.
-        observers: likewise.
-        **options: of Lightning's own strategies: `accelerator`, `precision_plugin`, `checkpoint_io`.
+        threads: see `polyrhythm.join`.
+        report: see `polyrhythm.join`.
+        observers: see `polyrhythm.join`.
+        **options: options of Lightning's own strategies: `accelerator`, `precision_plugin`, `checkpoint_io`.
 
     Attributes:
         group: the worker's, during `fit`.
@@ -192,7 +192,7 @@ class PolyrhythmStrategy(ParallelStrategy):
         return super().optimizer_state(optimizer) if self.group is None else self.group.state_dict()
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Go on where the run was that wrote a checkpoint."""
+        """Continue the run that wrote a checkpoint."""
         if self.group is None:
             super().load_optimizer_state_dict(checkpoint)
         else:
@@ -218,7 +218,7 @@ class PolyrhythmStrategy(ParallelStrategy):
 
     def _told(self, own: Tensor) -> Tensor:
         """Return all workers' tensors, `(workers, …)`, as float64."""
-        assert self.group is not None, "outside of fit nobody is asked"
+        assert self.group is not None, "there is a group only inside fit"
         told = self.group.gather(own.detach().double().tolist())
         return torch.stack([torch.tensor(each, dtype=torch.float64) for each in told])
 

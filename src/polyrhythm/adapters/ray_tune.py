@@ -1,4 +1,4 @@
-"""Ray Tune: searches whose trials are runs of Polyrhythm, which Ray draws, places, compares and ends early.
+"""Ray Tune: searches with runs of Polyrhythm as trials, which Ray samples, places, compares and stops early.
 
     from ray import tune
     from polyrhythm.adapters.ray_tune import trainable
@@ -19,8 +19,8 @@ ordinary run folder, so `polyrhythm compare` and `report` read it.
     settings                    ──▶   a run in OUT/TRIAL                               ──▶   train
     tune.report                 ◀──   after every test
 
-Where Ray ends a trial early the actor is gone, the process finds nobody to ask, and its ranks end with it. A trial that
-Ray begins again (`tune.FailureConfig`) goes on from its last checkpoint.
+If Ray ends a trial early, its actor is killed, the process loses its reporter, and its ranks end with it. A trial that
+Ray begins again (`tune.FailureConfig`) continues from its last checkpoint.
 
 Ray is an optional dependency: `pip install polyrhythm[ray]`.
 """
@@ -45,7 +45,7 @@ except ImportError as error:
     raise RequestError("Ray is not installed: pip install polyrhythm[ray]") from error
 
 TESTED = {"top1": "test_top1", "top5": "test_top5", "loss": "test_loss"}
-"""What a test is reported as, and the figure of a run that says the same of its last one."""
+"""Reported names of a test's values, and the results that hold the same values of the last test."""
 
 
 def trainable(
@@ -56,7 +56,7 @@ def trainable(
     gpus: float = 0.0,
     **options: Any,
 ) -> Callable[[dict[str, Any]], None]:
-    """Return what Ray's `Tuner` is to run for every choice of its space.
+    """Return the function that Ray's `Tuner` runs for every sample of its space.
 
     It reports `epoch`, `top1`, `top5` and `loss` after every test, and with the last one, once the run is whole, the
     figures `images_per_s`, `seconds`, `price` and `reached`, and `folder`. It asks Ray for a core a worker and thread
@@ -66,8 +66,8 @@ def trainable(
         out: the folder of all run folders, on a file system that all nodes of Ray's cluster share.
         recipe: a YAML file of options that all trials have.
         cluster: simulate on it; None: the runs are real.
-        gpus: of a trial, as Ray counts them.
-        **options: any field of `RunConfig` that all trials have; the space goes first.
+        gpus: GPUs of a trial, as Ray counts them.
+        **options: any field of `RunConfig` that all trials share; the space has precedence.
 
     Raises:
         RequestError: the options are wrong. In a trial, which then counts as failed: the choice cannot be.
@@ -125,7 +125,7 @@ def chosen(common: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, 
     fixed = {key: value for key, value in settings.items() if key in LEFT_OUT}
     drawn = {
         key: [value] for key, value in settings.items() if key not in LEFT_OUT
-    }  # of which one is left each
+    }  # each then has a single value
     return trial_options({**common, **fixed}, Space.of(drawn) if drawn else Space({}, {}), {})
 
 

@@ -8,7 +8,7 @@
 
 Started by `polyrhythm run --workers 2 script.py` or by torchrun; a rank that is a server serves where the trainer is
 made, and leaves there. `per_device_train_batch_size` is that of one worker, as everywhere there. Checkpoints hold the
-whole run in a folder `run` beside the model, and `resume_from_checkpoint` goes on from it. After `train` all workers
+whole run in a folder `run` next to the model, and `resume_from_checkpoint` continues from it. After `train` all workers
 hold the final model, and `evaluate` and `predict` run on each by itself. Losses that are logged are worker 0's own;
 metrics are of all workers.
 
@@ -49,7 +49,8 @@ class PolyrhythmArguments(TrainingArguments):
     Attributes:
         strategy: a spec.
         run_report: a folder for the report of `polyrhythm.join`; None: there is none.
-        average_tokens_across_devices: off: a gradient counts for its pictures, so that ragged batches are exact.
+        average_tokens_across_devices: off: a gradient is weighted with its number of images, so that ragged batches
+            are exact.
     """
 
     strategy: str = field(default="synchronous", metadata={"help": "A strategy of Polyrhythm."})
@@ -64,17 +65,17 @@ class PolyrhythmArguments(TrainingArguments):
 
 
 class PolyrhythmTrainer(Trainer):
-    """A trainer whose processes are the workers of a run; its arguments are `PolyrhythmArguments`.
+    """A trainer of a run's workers; its arguments are `PolyrhythmArguments`.
 
     Attributes:
-        accelerator: its accelerator, whose `group` is the worker's.
+        accelerator: its accelerator, with the worker's `group`.
     """
 
     accelerator: PolyrhythmAccelerator
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.args.ignore_data_skip = True  # the state of the run says where each worker was in the data
+        self.args.ignore_data_skip = True  # the state of the run has each worker's position in the data
         self._eval_loaders: dict[Any, Any] = {}
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -94,7 +95,7 @@ class PolyrhythmTrainer(Trainer):
             super().create_accelerator_and_postprocess()
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return a worker's share of the pictures to be tested, made once; of all of them after `train`."""
+        """Return a worker's share of the test images, made once; all of them after `train`."""
         key = eval_dataset if isinstance(eval_dataset, str | None) else id(eval_dataset)
         if self.accelerator.has_left:
             return super().get_eval_dataloader(eval_dataset)
@@ -103,7 +104,7 @@ class PolyrhythmTrainer(Trainer):
         return self._eval_loaders[key]
 
     def _run_epoch(self, **given: Any) -> None:
-        """Take an epoch, or what is left of one, of which the loaders then give the rest only."""
+        """Run an epoch, or the rest of one if the loaders yield the rest only."""
         if given["resume_from_checkpoint"] is not None and given["epoch"] == given["epochs_trained"]:
             done = self.state.global_step % given["num_update_steps_per_epoch"]
             given["num_update_steps_per_epoch"] -= done

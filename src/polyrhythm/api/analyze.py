@@ -48,7 +48,7 @@ def analyze(
 
     Args:
         model: a spec, or a module, which is not changed.
-        data: gives the number of classes and the size of images; not opened if `classes` and `image_size` are given.
+        data: source of the number of classes and the image size; not opened if `classes` and `image_size` are given.
         batch_size: batch size of a worker.
         workers: workers for bytes a step and model parallelism.
         classes: instead of the data's.

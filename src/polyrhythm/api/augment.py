@@ -71,7 +71,7 @@ def augment(
     path = Path(preview)
     check_output(path)
     if path.suffix.lower() not in Image.registered_extensions():
-        raise RequestError(f"{path} has no ending of a picture format: name it {path.stem or 'preview'}.png")
+        raise RequestError(f"{path} has no suffix of an image format: name it {path.stem or 'preview'}.png")
     for what, number in (("pictures", pictures), ("variants", variants)):
         if not 1 <= number <= _MOST:
             raise RequestError(f"{what} must be from 1 to {_MOST}, as one sheet can show (given {number})")
@@ -95,7 +95,7 @@ def augment(
         skip_unreadable=True,
     )
     if dataset.image_shape[0] not in (1, 3):
-        raise RequestError(f"pictures of {dataset.image_shape[0]} channels cannot be shown: 1 or 3 can")
+        raise RequestError(f"images of {dataset.image_shape[0]} channels cannot be shown: 1 or 3 can")
     indices = torch.randperm(len(dataset.train), generator=generator_for("contact sheet", seed))
     indices = indices[:pictures].sort().values
     if corruptions is not None:

@@ -139,7 +139,8 @@ def calibrate(
         raise RequestError(f"name the values to fit: {', '.join(UNKNOWNS)}")
     if len(seen) < len(names):
         raise RequestError(
-            f"{len(names)} unknowns ({', '.join(names)}) cannot be told from {len(seen)} measurements: give at least "
+            f"{len(names)} unknowns ({', '.join(names)}) cannot be determined from {len(seen)} measurements: give "
+            "at least "
             "as many --throughput as unknowns"
         )
     _check_scaling(seen)
@@ -268,7 +269,7 @@ def _check_scaling(seen: Sequence[Measurement]) -> None:
     """Refuse a throughput that workers of another measurement would have to exceed by far.
 
     Raises:
-        RequestError: with both measurements.
+        RequestError: a throughput is too high; the message names both measurements.
     """
     alone = [each for each in seen if each.workers == 1]
     for each in seen:
@@ -285,7 +286,7 @@ def _check_arithmetic(seen: Sequence[Measurement], config: RunConfig) -> None:
     """Reject a throughput that no accelerator could reach.
 
     Raises:
-        RequestError: with the arithmetic.
+        RequestError: a throughput is too high; the message has the arithmetic.
     """
     per_image = multiply_adds_of(config) / config.worker_batch
     for each in seen:
@@ -305,7 +306,7 @@ def _further(
     fitted: CostFit,
     with_costs: Callable[[Numbers], Cluster],
 ) -> str | None:
-    """Return the set-up whose measurement would determine most of the open costs; None if none would.
+    """Return the additional measurement that would determine most of the unknown costs; None if none would.
 
     Of one worker and of as many as there are places (8 at most), without and with a server, each is simulated at the
     fit, with every cost a little larger, and the one that leaves the least variance is best.

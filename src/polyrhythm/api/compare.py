@@ -1,7 +1,7 @@
-"""The same job in several ways, for the verb `compare`: every run is an ordinary run folder, made or taken in.
+"""The same job in several ways, for the verb `compare`: every run is an ordinary run folder, new or existing.
 
     runs/20250101-120000-compare/
-        plan.yaml                     what was asked for; `compare --resume FOLDER` goes on with it
+        plan.yaml                     the request; `compare --resume FOLDER` continues it
         tuning/synchronous-2w/        with --tune: the search of a row's learning rate (see `tune`)
         synchronous-2w-s0/            a run, with its own report
         …
@@ -40,7 +40,7 @@ from polyrhythm.api.run_process import Judge, RunProcess
 from polyrhythm.api.simulate import GRADIENTS
 from polyrhythm.claim import UNCLAIMED, Claim, claim, drafted
 from polyrhythm.config.assemble import OPTIMIZERS, default_optimizer
-from polyrhythm.config.recipe import as_command, configure, read_recipe
+from polyrhythm.config.recipe import as_command, check_writable, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, refuse_real_only
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.evaluation.target import Target
@@ -64,11 +64,11 @@ OWN = ("strategy", "workers", "seed", "until")
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison that is over.
+    """A finished comparison.
 
     Attributes:
-        folder: where its report is; None if runs were only read.
-        comparison: of all runs that there are.
+        folder: folder of its report; None if runs were only read.
+        comparison: comparison of all runs.
         interrupted: whether runs of the plan are missing because the user stopped it.
     """
 
@@ -82,9 +82,9 @@ class PlannedRun:
     """One run of a plan.
 
     Attributes:
-        name: of its folder.
-        label: what it is, in words.
-        options: of the run.
+        name: name of its folder.
+        label: description.
+        options: options of the run.
     """
 
     name: str
@@ -94,21 +94,21 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is compared; plain values, written to `plan.yaml`.
+    """The runs to compare; plain values, written to `plan.yaml`.
 
     Attributes:
         strategies: specs.
         workers: numbers of workers.
-        seeds: of every combination.
+        seeds: number of seeds of every combination.
         grid: values of further options, by name; `lr` is the optimizer's rate.
-        options: that all runs have.
+        options: options that all runs share.
         simulation: arguments of `simulate` (cluster, gradients, …); empty for real runs.
         until: the target, as the user wrote it; None: the best that all reach.
         cases: strategy, workers and other options of every row, instead of all combinations.
         asked: the command that made this plan, if it was not `compare`.
         tune: `lr`, or `lr=0.001..1`: every strategy gets the best learning rate of as many trials; nothing if it has
             its own or the given one.
-        trials: how many.
+        trials: number of trials per row.
     """
 
     strategies: Sequence[str]
@@ -191,18 +191,18 @@ def compare(
         strategies: specs, or one text with `;` between them; `ddp` is PyTorch's own, really run. None of them, but a
             cluster: ten of all families.
         workers: numbers of workers.
-        seeds: how many runs of every combination.
-        first_seed: the seed of the first of these.
+        seeds: number of runs of every combination.
+        first_seed: first seed.
         grid: values of further options, by name; `lr` is the optimizer's rate.
         until: the target, as `top1=0.9` or `loss=0.3`; None: the best top-1 that all reach.
         tune: `lr` finds every strategy its own learning rate with equal effort, within a factor of ten of its default;
-            `lr=0.001..1` says where. Needs Optuna.
-        trials: short runs a row that are spent on it.
-        cluster: simulate on it; None: the runs are real.
-        gradients: as in `simulate`.
-        steps: as in `simulate`.
+            `lr=0.001..1` sets the range. Needs Optuna.
+        trials: number of short runs per row.
+        cluster: cluster to simulate; None: the runs are real.
+        gradients: see `simulate`.
+        steps: see `simulate`.
         out: the folder, new or empty; None: a new one under `runs/`.
-        jobs: runs at a time; None: one a core if they are simulated, else one.
+        jobs: number of concurrent runs; None: one per core if they are simulated, else one.
         **options: any field of `RunConfig` but strategy, workers and seed, as text or a number.
 
     Raises:
@@ -237,7 +237,7 @@ def compare_runs(
     """Compare runs that exist.
 
     Args:
-        folders: of runs, or of comparisons, all of whose runs are taken.
+        folders: folders of runs, or of comparisons, which stand for all of their runs.
         until: the target, as `top1=0.9`; None: the best that all reach.
         out: a folder for the report and the tables, new or empty; None: they are not written.
 
@@ -300,20 +300,20 @@ def plan(
     simulation: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Check what is asked for, as far as it can be without data, and return the plan.
+    """Check the request, as far as possible without data, and return the plan.
 
     Args:
         recipe: a YAML file of options that all runs have.
         strategies: specs, or one text with `;` between them.
         workers: numbers of workers.
-        seeds: how many runs of every combination.
-        first_seed: the seed of the first of these.
+        seeds: number of runs of every combination.
+        first_seed: first seed.
         grid: values of further options, by name; `lr` is the optimizer's rate.
         until: the target.
-        tune: as in `compare`.
-        trials: as in `compare`.
+        tune: see `compare`.
+        trials: see `compare`.
         simulation: arguments of `simulate`; None or without a cluster: runs are real.
-        options: of `train` or `simulate` for all runs.
+        options: options of `train` or `simulate` for all runs.
 
     Raises:
         RequestError: something of it is wrong.
@@ -321,6 +321,7 @@ def plan(
     names = split_outside(strategies, ";") if isinstance(strategies, str) else list(strategies)
     if seeds < 1:
         raise RequestError(f"seeds must be at least 1 (given {seeds})")
+    check_writable("compare", options or {})
     common = {**(read_recipe(Path(recipe)) if recipe is not None else {}), **(options or {})}
     made = Plan(
         strategies=names,
@@ -425,7 +426,7 @@ TUNING = "tuning"
 def _tuned(
     made: Plan, folder: Path, jobs: int, refused: dict[str, str], tell: Callable[[str], None]
 ) -> tuple[Plan, list[str]]:
-    """Find every row its learning rate; return the plan of these rows, and what is to be said of it.
+    """Find every row's learning rate; return the plan of these rows, and messages about it.
 
     Raises:
         KeyboardInterrupt: the user has stopped it; what was tried stays.
@@ -449,11 +450,11 @@ def _tuned(
             refused[label] = str(error)
             continue
         if done.interrupted:
-            tell(f"interrupted; go on with: polyrhythm compare --resume {folder}")
+            tell(f"interrupted; continue with: polyrhythm compare --resume {folder}")
             raise KeyboardInterrupt
         best = done.search.best()
         if best is None:
-            refused[label] = f"none of {made.trials} trials came to an end"
+            refused[label] = f"none of {made.trials} trials finished"
             continue
         rate = float(f"{best.parameters['lr']:.4g}")
         cases.append({"strategy": strategy, "workers": workers, **varied, "lr": rate})
@@ -515,13 +516,13 @@ def carry_out(
 
     Args:
         what: the plan.
-        out: the folder, new or empty, or of the same plan, which is then gone on with; None: a new one under `runs/`.
-        resume: the folder of a comparison to go on with; `out` is then None.
-        jobs: runs at a time; None: one a core if they are simulated, else one.
-        tell: receives a line about every run that has ended.
+        out: folder, new or empty, or of the same plan, which is then continued; None: a new one under `runs/`.
+        resume: folder of a comparison to continue; `out` is then None.
+        jobs: number of concurrent runs; None: one per core if they are simulated, else one.
+        tell: receiver of a line about every finished run.
 
     Raises:
-        RequestError: the request is wrong, no run of it is possible, or the folder to go on with is that of a plan.
+        RequestError: the request is wrong, no run of it is possible, or the folder to continue holds a plan of `plan`.
     """
     if jobs is not None and jobs < 1:
         raise RequestError(f"jobs must be at least 1 (given {jobs})")
@@ -533,7 +534,7 @@ def carry_out(
         resume = out
     if resume is not None and what.asked:
         raise RequestError(
-            f"{resume} holds a plan, whose report a comparison would overwrite: repeat it with {what.asked}"
+            f"{resume} holds a plan, and a comparison would overwrite its report: repeat it with {what.asked}"
         )
     folder = Path(resume) if resume is not None else choose_folder(out, "compare")
     with claimed(folder) as holder:
@@ -607,10 +608,10 @@ def make_runs(
     Args:
         planned: the runs.
         what: the plan that they belong to.
-        folder: receives their folders.
+        folder: parent folder of their run folders.
         jobs: runs at a time.
-        refused: receives the reason of every row that cannot be run, by its label.
-        tell: receives a line about every run that has ended.
+        refused: receiver of the reason of every row that cannot be run, by its label.
+        tell: receiver of a line about every finished run.
         judge_of: returns what decides after every test of a run whether it continues; None: all run to their end.
         idle: processes to make runs in, for the caller to close; None: new ones, which end with the runs.
 

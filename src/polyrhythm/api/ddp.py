@@ -52,7 +52,7 @@ def train_with_ddp(out: str | Path | None = None, **options: Unpack[RunOptions])
 
     Args:
         out: the run folder, new or empty; None: a new one under `runs/`.
-        **options: as of `train`; `strategy` may be left out.
+        **options: options of `train`; `strategy` may be omitted.
 
     Raises:
         RequestError: the request is wrong, or asks for something that DDP has not.

@@ -210,7 +210,7 @@ def _seen(views: Views, classifiers: list[ViewedClassifier]) -> dict[str, Any]:
     if (views.dense or views.ten_crop or views.scales) and any(
         isinstance(each.split, HasWhole) for each in classifiers
     ):
-        seen["region"] = "whole pictures, where training saw the square in their middle"
+        seen["region"] = "whole images; training used the center square"
     return seen | ({"dense": [each.method for each in classifiers]} if views.dense else {})
 
 

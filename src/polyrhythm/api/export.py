@@ -30,7 +30,7 @@ def export(
         weights: a run folder or a file of weights.
         out: the file; its suffix is the format: .pt (TorchScript), .pt2 (ExportedProgram), .onnx.
         dense: apply the network at every place of images of training size and larger, as `evaluate` does.
-        any_size: take images of other sizes as they are, which networks that end in a global pooling can.
+        any_size: accept images of any size; for networks that end in a global pooling.
         **options: `data` and `model`, if the weights do not record them.
 
     Returns:
@@ -87,5 +87,5 @@ def _check_any_size(network: Normalized, shape: tuple[int, int, int]) -> None:
             network(torch.zeros(1, channels, height + 9, width + 17, dtype=torch.uint8))
     except RuntimeError:
         raise RequestError(
-            f"the network takes pictures of {height} by {width} only: leave --any-size out, or give --dense"
+            f"the network accepts images of {height} by {width} only: leave --any-size out, or give --dense"
         ) from None

@@ -46,14 +46,14 @@ class Fault(StrEnum):
 class Outcome(StrEnum):
     """Outcomes of a fault for the run."""
 
-    GOES_ON = "goes on"
-    REGROUPS = "regroups, goes on"
+    GOES_ON = "continues"
+    REGROUPS = "regroups, continues"
     STOPS = "stops, named"
-    NAMED = "named, goes on"
-    LEFT_OUT = "left out, goes on"
-    ENDS = "stops, says where"
-    KEEPS = "goes on, keeps the last"
-    OLDER = "goes on from the one before"
+    NAMED = "named, continues"
+    LEFT_OUT = "dropped, continues"
+    ENDS = "stops, reports where"
+    KEEPS = "continues, keeps the last"
+    OLDER = "continues from the previous one"
     NONE = "–"
 
 

@@ -96,7 +96,7 @@ def suited(config: RunConfig, *, alone: bool) -> tuple[RunConfig, str]:
     """Return the configuration with `fine_tuning` decided, and a remark on what was chosen or could be.
 
     Args:
-        config: as given.
+        config: the argument of that name.
         alone: whether this process starts all ranks.
 
     Raises:
@@ -111,9 +111,7 @@ def suited(config: RunConfig, *, alone: bool) -> tuple[RunConfig, str]:
             )
         for name in chosen:
             if getattr(config, name) != RunConfig.model_fields[name].default and name != "epochs":
-                raise RequestError(
-                    f"fine_tuning {config.fine_tuning} chooses {name} itself: leave that out, or say none of it"
-                )
+                raise RequestError(f"fine_tuning {config.fine_tuning} chooses {name} itself: leave that out")
         if not alone:
             raise RequestError("fine_tuning is several runs: under torchrun give --fine-tuning none")
         return config, ""
@@ -166,7 +164,7 @@ class FineTuning:
         train: `polyrhythm.train`, for the rounds.
         config: configuration with `fine_tuning` of `head` or `staged`.
         folder: folder of the run.
-        observers: receive its events, and notices about the rounds.
+        observers: receivers of its events, and notices about the rounds.
         start_method: start method of processes of workers, and of processes that compute features.
     """
 
@@ -221,7 +219,7 @@ class FineTuning:
         seconds = forward_s * (views * count + len(self._dataset.test))
         thaws, thawing_s = self._plan(step_s, forward_s)
         self._notice(
-            f"about {duration(seconds)} for the features of {count:,} pictures"
+            f"about {duration(seconds)} for the features of {count:,} images"
             + (f" in {views} views each" if views > 1 else "")
             + (f", and up to {duration(thawing_s)} for thawing" if thaws else "")
         )
@@ -231,7 +229,7 @@ class FineTuning:
             self._method, _fit_heads, features, self._labels, self._classes, learn, check
         )
         self._notice(
-            f"head fitted: {percent(choice.top1)} of pictures left out in turn are right (strength {choice.strength:g})"
+            f"head fitted: {percent(choice.top1)} of held-out images are correct (strength {choice.strength:g})"
         )
         found = evaluate_scores(
             lambda indices: head(tested[0, indices]),
@@ -313,7 +311,7 @@ class FineTuning:
         kept = [(~each.isnan().any(2).any(0)).nonzero().flatten() for each in (train, test)]
         lost = train.shape[1] + test.shape[1] - sum(map(len, kept))
         if lost:
-            self._notice(f"{lost:,} images cannot be read any more, and are left out")
+            self._notice(f"{lost:,} images cannot be read any more, and are skipped")
             parts = [
                 part_of(each, left)
                 for each, left in zip((self._dataset.train, self._dataset.test), kept, strict=True)
@@ -388,7 +386,7 @@ class FineTuning:
         run = None
         for number, each in enumerate(rounds, start=1):
             folder = self._stage(f"{number}-all")
-            self._notice(f"again with all pictures: {each.name}, for {each.epochs} epochs")
+            self._notice(f"again with all images: {each.name}, for {each.epochs} epochs")
             watcher = _Watcher(lambda text: None, each.name, each.epochs)
             run = self._round(folder, self._dataset, before, each, watcher, best=False)
             if run is None or run.outcome != "done":

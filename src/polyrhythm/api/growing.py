@@ -49,8 +49,8 @@ def with_growing_batches(
         schedule: rule of the batches' growth.
         config: configuration of the run.
         folder: folder of the run; epochs before a checkpoint in it are not repeated.
-        observers: receive every event, and one end.
-        play: makes the run of some epochs.
+        observers: receivers of every event, and one end.
+        play: function that runs some epochs.
 
     Returns:
         The last part's run, or that which was interrupted.
@@ -80,7 +80,7 @@ def with_growing_batches(
             isinstance(each, list) and all(isinstance(number, int | float) for number in each)
             for each in decided_before.values()
         ):
-            raise RequestError(f"{path} is damaged: take it from a backup, or start the run anew")
+            raise RequestError(f"{path} is damaged: take it from a backup, or start a new run")
         schedule = schedule.model_copy(
             update={key: tuple(each or ()) for key, each in decided_before.items()}
         )

@@ -89,8 +89,8 @@ def join(
     Args:
         strategy: a spec, or a strategy; the same in all processes. `stages("synchronous until 0.1; easgd")`, under
             `polyrhythm run`: at the end of a stage's epochs (`Group.epochs`) every process exits, and the script is
-            started again with the next strategy, whose `epochs` continues with model, optimizer, schedules and counts.
-        threads: compute threads of this worker; None: a share of the host's cores; a single worker is left unchanged.
+            started again with the next strategy; its `epochs` continues with model, optimizer, schedules and counts.
+        threads: compute threads of this worker; None: a share of the host's cores; a single worker keeps its setting.
         report: folder for the files that `train` writes to its run folder: events, phases of each step, TensorBoard
             files and, at the end, `report.html`. Losses and test results are those that the loop passes to `Group.log`.
         observers: receivers of every event, in the coordinator's process.
@@ -137,13 +137,13 @@ def join(
 
 @dataclass(frozen=True)
 class LoopStage:
-    """Present stage of a loop with several strategies.
+    """Current stage of a loop with several strategies.
 
     Attributes:
-        stages: all stages.
+        stages: stages of the run.
         number: number of this stage, from 0.
         folder: folder of the run's state between stages; None where only worker 0 has it, or there is none yet.
-        anew: whether processes restart themselves: those of torchrun, whose hosts need not share a folder.
+        anew: whether processes restart themselves: those of torchrun, as its hosts need not share a folder.
     """
 
     stages: Stages
@@ -182,7 +182,7 @@ def stage_of(spec: str) -> LoopStage | None:
     at = stage_under_way()
     if at is None:
         raise RequestError(
-            "stages begin the script anew in every process, which polyrhythm run and torchrun see to: start with one "
+            "stages restart the script in every process, with polyrhythm run or torchrun: start with one "
             "of them, or train with the first strategy, group.save, and join with the next, group.load"
         )
     for each in stages.stages:  # what is impossible is refused before anything is trained
@@ -199,7 +199,7 @@ def refuse_stages(strategy: str | Strategy, trainer: str) -> None:
     """Refuse stages of strategies where another trainer counts the epochs.
 
     Args:
-        strategy: as for `join`.
+        strategy: see `join`.
         trainer: name of that trainer, for the error message.
 
     Raises:
@@ -223,12 +223,12 @@ def reported_group(
     """Return a worker's group with a measured loop.
 
     Args:
-        strategy: as for `Group`.
-        world: as for `Group`.
-        home: as for `Group`.
+        strategy: see `Group`.
+        world: see `Group`.
+        home: see `Group`.
         folder: folder for the report.
         observers: receivers of every event, on the coordinator.
-        stage: as for `Group`.
+        stage: see `Group`.
     """
     from polyrhythm.api.loop.loop_report import LoopLog, LoopMeter  # TensorBoard and pages take their time
 
@@ -279,7 +279,7 @@ class Group:
     Attributes:
         rank: index of this worker; it does not change when others fail.
         leads: whether this worker prints and saves: rank 0, whether the first process or its replacement.
-        staleness: after the `with`, on the coordinator: number of gradients applied at each staleness.
+        staleness: number of gradients applied at each staleness; available after the `with`, on the coordinator.
     """
 
     def __init__(
@@ -429,7 +429,7 @@ class Group:
                     criterion(model(x), y).backward()
                     optimizer.step()
 
-        Workers whose loops have ended contribute nothing to the exchanges of the others, so means are over the workers
+        Workers that have finished contribute nothing to the exchanges of the others, so means are over the workers
         that still have batches. In the end all have the parameters and the optimizer's state of a worker that has taken
         the most steps. Asynchronous strategies need no `join`. Step schedules by epochs, not by batches of unequal
         number. Where gradients are averaged on demand (`mean_gradients`), take one backward pass a step. With several
@@ -438,7 +438,8 @@ class Group:
         optimizer = self._optimized()
         if self._unsynchronize is not None:
             raise RequestError(
-                "group.join cannot go on for nn.SyncBatchNorm, whose passes need all workers: use nn.BatchNorm, or "
+                "group.join does not support nn.SyncBatchNorm, which needs all workers in each pass: use "
+                "nn.BatchNorm, or "
                 "give all workers as many batches (group.shard)"
             )
         epoch = self._coordination.epoch_under_way  # a replacement begins in the middle of the script
@@ -512,8 +513,8 @@ class Group:
 
         Args:
             count: number of epochs.
-            *kept: objects whose state a replacement needs from the others: learning-rate schedulers, and anything else
-                with a `state_dict` of numbers and texts and a `load_state_dict`.
+            *kept: objects with state that a replacement needs from the others: learning-rate schedulers, and
+                anything else with a `state_dict` of numbers and texts and a `load_state_dict`.
 
         Raises:
             RequestError: there is no optimizer yet, or the run is over.
@@ -541,7 +542,7 @@ class Group:
         """Continue from the end of the previous stage."""
         number = str(stage.number)
         if not stage.anew:
-            assert stage.folder is not None, "who starts processes anew gives them one"
+            assert stage.folder is not None, "restarted processes have a folder"
             self.load(stage.folder / number)
             return
         written = io.BytesIO()
@@ -584,7 +585,7 @@ class Group:
           cover everything. A sampler that shuffles does so again each epoch, the same on all; one of your own must
           draw from a global generator of torch, Python or NumPy, or from one that is seeded alike. An order that
           differs between workers is an error. If the last step has fewer images than workers, some workers repeat an
-          image of another worker, in a step whose gradient does not count; inside of `torch.no_grad()` they do not.
+          image of another worker, with a gradient that does not count; inside of `torch.no_grad()` they do not.
         - A `DataLoader` with a batch sampler, or over an `IterableDataset`, or any other iterable, the same on all
           workers; each takes every N-th batch. If the last round has fewer batches than workers, the others repeat the
           last batch, as above.
@@ -637,8 +638,8 @@ class Group:
         counts as over, so call it last there.
 
         Args:
-            *kept: objects whose state belongs to the run and that `group.epochs` was not given: schedulers, scalers,
-                averages of the weights. Their numbers, texts and tensors are saved.
+            *kept: objects with state that belongs to the run and that `group.epochs` was not given: schedulers,
+                scalers, averages of the weights. Their numbers, texts and tensors are saved.
 
         Returns:
             Tensors, numbers and texts in dicts and lists, on the coordinator (`group.leads`); elsewhere an empty
@@ -673,7 +674,7 @@ class Group:
 
         Args:
             state_dict: state of the whole run, from its coordinator.
-            *kept: the same objects as were given to `state_dict`; those of `group.epochs` get their state there.
+            *kept: objects given to `state_dict`, in the same order; those of `group.epochs` get their state there.
 
         Raises:
             RequestError: training has begun, or the state is of another model or optimizer.
@@ -700,10 +701,10 @@ class Group:
 
         Args:
             folder: new folder, or an earlier one of `save`.
-            *kept: as for `state_dict`.
+            *kept: see `state_dict`.
 
         Raises:
-            RequestError: as for `state_dict`, or the folder holds something else.
+            RequestError: see `state_dict`, or the folder holds something else.
             RunError: the system could not write it.
         """
         state = self.state_dict(*kept)
@@ -729,7 +730,7 @@ class Group:
         if not traits.draws or any(len(group) > 1 for group in traits.groups):
             raise RequestError(
                 f"shard: deal='drawn': workers of {self._strategy} take their steps together, so each has a fixed "
-                "share of every one: leave deal out, or join with a strategy whose workers go at their own pace, such "
+                "share of every one: leave deal out, or join with an asynchronous strategy, such "
                 "as parameter_server"
             )
 
@@ -737,7 +738,7 @@ class Group:
         """Refuse weights that cannot be used.
 
         Raises:
-            RequestError: with the reason and a remedy.
+            RequestError: the message has the reason and a remedy.
         """
         size = getattr(loader, "batch_size", None)
         batch = workers * size if isinstance(size, int) else workers

@@ -106,7 +106,7 @@ def admission_of(job: Job, config: RunConfig, entrance: Entrance | None = None) 
     """Return what a rank started by torchrun must know about the admission of guests; None if there are none.
 
     Args:
-        job: job whose folder may hold the token that rank 0 has drawn if none was given.
+        job: job; its folder may hold the token that rank 0 has drawn if none was given.
         config: configuration of the run.
         entrance: rank 0's.
 
@@ -174,7 +174,7 @@ class Guest:
         """Train until the run is over, or this worker is asked to leave.
 
         Args:
-            say: prints a message for the user.
+            say: function that prints a message for the user.
             threads: compute threads; None: all cores.
 
         Returns:
@@ -211,7 +211,7 @@ class Guest:
         """A sentence on how its work ended, if it has left in good order."""
         if self._stop.requested:
             return (
-                "the run was asked to stop, and this worker has stopped with it: join again when it goes on"
+                "the run was asked to stop, and this worker has stopped with it: join again when it continues"
             )
         return "done: all its steps are taken"
 

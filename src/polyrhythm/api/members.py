@@ -63,7 +63,7 @@ from polyrhythm.strategies.strategy import Strategy
 
 STUDENT = "student"
 _TRIES = 3
-"""Attempts to train a member whose process dies."""
+"""Attempts to train a member if its process dies."""
 _ADDED_UP = (
     "servers",
     "images_per_s",
@@ -113,8 +113,8 @@ def train_ensemble(
         ensemble: the members.
         config: configuration of all of it.
         folder: folder of the run; what is in it is not done again.
-        observers: receive the members' tests, and all events of the student.
-        student: makes its run.
+        observers: receivers of the members' tests, and all events of the student.
+        student: function that runs the student.
 
     Raises:
         RequestError: the request is wrong; nothing has been written.
@@ -164,7 +164,7 @@ def simulate_ensemble(
         where: the whole cluster.
         config: configuration of all of it.
         folder: folder of the run, new.
-        observers: receive every event, and one end.
+        observers: receivers of every event, and one end.
         play: simulates a run.
         learns: whether there are gradients, and so something to test.
 
@@ -262,9 +262,9 @@ def train_ensemble_of_ranks(
     Args:
         ensemble: the members.
         config: configuration of all of it, as `shared_ranks` returns it.
-        place: returns the folder, and the run of it if it has ended; called in rank 0.
-        observers: as for `train_ensemble`; in rank 0.
-        make: makes a run, or the rest of it, by the ranks of the group that this process is in.
+        place: function that returns the folder, and the run of it if it has ended; called in rank 0.
+        observers: see `train_ensemble`; in rank 0.
+        make: function that runs a member, or the rest of it, by the ranks of this process's group.
 
     Returns:
         The run; None in ranks other than 0.
@@ -446,7 +446,7 @@ def _check_same(folder: Path, config: RunConfig) -> None:
     for key, value in plain_values(config).items():
         if plain_values(before)[key] != value:
             raise RequestError(
-                f"an ensemble goes on as it was begun, with {key} {plain_values(before)[key]}: leave "
+                f"an ensemble continues as it was begun, with {key} {plain_values(before)[key]}: leave "
                 f"--{key.replace('_', '-')} out"
             )
 
@@ -528,7 +528,7 @@ def _side_by_side(configs: Sequence[RunConfig], folder: Path, observers: Sequenc
             raise RequestError(f"member {number}: {answer['error']}")
         if answer["outcome"] == "failed":
             raise RunError(
-                f"member {number} failed ({answer['error']}); what the others came to is kept: go on with "
+                f"member {number} failed ({answer['error']}); the others' results are kept: continue with "
                 f"--resume {folder}"
             )
     return None
@@ -550,7 +550,7 @@ def _epochs(folder: Path, number: int) -> Any:
 
 def _ended(folder: Path) -> Run:
     run = finished_run(folder)
-    assert run is not None, "who has answered has ended"
+    assert run is not None, "a member that has answered has ended"
     return run
 
 

@@ -54,12 +54,12 @@ _WRITTEN_FIRST = (DATA_FILE, CONFIG_FILE, ENVIRONMENT_FILE)
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is over.
+    """A finished run.
 
     Attributes:
         folder: output folder of the run.
         outcome: `done` or `interrupted`.
-        figures: as `train --json` prints them.
+        figures: results as `train --json` prints them.
         preempted: whether it was interrupted because its host is taken away.
         before: whether it had ended already, and there was nothing left to do.
     """
@@ -78,7 +78,7 @@ def observed_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> 
     Args:
         job: job with the path of the folder.
         config: written into it.
-        observers: receive every event, as the log does.
+        observers: receivers of every event, as the log does.
     """
     folder = job.checkpointing.folder
     assert folder is not None
@@ -230,7 +230,8 @@ class ObservedRun:
             return
         if self._try(self._log, self._write_again):
             text = (
-                f"{self._folder} was deleted, renamed or unmounted: it is made again, and the run goes on; earlier "
+                f"{self._folder} was deleted, renamed or unmounted: it is created again, and the run continues; "
+                "earlier "
                 "checkpoints are not in it"
             )
             self.on_event(Notice(time_s=time_s, text=text))
@@ -264,7 +265,7 @@ class ObservedRun:
             for observer in self._observers:
                 stack.callback(self._try, observer, observer.close)
         for text in self._unwritten_texts():
-            print(f"polyrhythm: {text}; the run went on", file=sys.stderr, flush=True)
+            print(f"polyrhythm: {text}; the run continued", file=sys.stderr, flush=True)
         if self.begun and not self.skips_report and not isinstance(error, Preempted) and self.claim.holds():
             self._write_report()
 
@@ -302,7 +303,7 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
         folder: folder of the run.
         end: the last event.
         seen: figures of all events.
-        restarts: every restart of the run.
+        restarts: restarts of the run.
     """
     found = held_back(seen)
     figures = end.result | {"held_back": asdict(found) if found is not None else None}
@@ -356,7 +357,7 @@ def choose_folder(out: str | Path | None, name: str) -> Path:
     """Choose the folder of a new run, without creating it.
 
     Args:
-        out: as the user gave it; None: a new one under `runs/`.
+        out: path given by the user; None: a new one under `runs/`.
         name: name for that one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which strategy, with how many workers and servers, for time or money: the verb `plan`.
+"""Choosing a strategy and numbers of workers and servers, for time or money: the verb `plan`.
 
     1  candidates        strategies × workers × servers and where they are × batch sizes × rates, that fit the cluster,
        and on uneven hosts × parts of the batch by speed
@@ -11,9 +11,9 @@
     interval of a further seed   mean · exp(± t s sqrt(1 + 1/n))      s: deviation of ln(time), of all seeds
     one rank                     |ln(a / b)| < t s sqrt(1/n_a + 1/n_b)          t: 80 %, see `planning/intervals.py`
 
-How many images a strategy needs hardly depends on who serves its shards, nor on how fast its machines are if all are
-alike. So of candidates that differ in their servers alone only the one with the highest throughput is tried, and on the
-cluster's own hosts; its images over their throughput are the time on other machines.
+The number of images that a strategy needs hardly depends on the placement of its servers, nor on the speed of its
+machines if all are equal. So only the fastest of the candidates that differ in their servers alone is tried, on the
+cluster's own hosts; its images divided by their throughput are the time on other machines.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import default_optimizer, opened, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.ensemble import Ensemble
-from polyrhythm.config.recipe import as_command, configure
+from polyrhythm.config.recipe import as_command, check_writable, configure
 from polyrhythm.config.run_config import refuse_real_only
 from polyrhythm.config.stages import Stages
 from polyrhythm.data.balances.measured import Measured
@@ -61,31 +61,33 @@ from polyrhythm.strategies.compressing import Compressible, payoff_of
 
 PLAN_JSON = "plan.json"
 CONSIDERED = (*STRATEGIES, "pipeline(balance=auto)")
-"""What is chosen among, unless the user says otherwise."""
+"""Default candidates."""
 AUTO = "auto"
 _COMPRESSORS = ("float16", "int8", "top_k(density=0.01)", "power_sgd")
 _EXPLAINED, _NAMED = 3, 3
 _UNLIMITED = 1e15
+_TRIALS, _SEEDS = 24, 3
+"""Defaults of `trials` and `seeds`."""
 _WORTH_IT = 1.1
-"""Times as many images a second that compression must bring in rehearsal to be tried: it may cost images."""
+"""Gain in simulated images/s from which compression is tried, since it may cost accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A candidate with what it takes to the target.
+    """A candidate with its cost of reaching the target.
 
     Attributes:
         candidate: the way to run the job.
-        images: to the target: the mean over seeds, and the ends of the interval of a further seed; infinite if it did
-            not get there, and ends not a number with a single seed.
-        seconds: likewise.
-        price: at the middle; None if no price is known.
+        images: images to the target: mean over seeds, and bounds of the interval of a further seed; infinite if the
+            target was not reached, and bounds NaN with a single seed.
+        seconds: seconds to the target, with the same bounds.
+        price: price at the mean; None if no price is known.
         reached: number of seeds that reached the target.
         trials: number of seeds.
-        epochs: of the longest trial.
-        command: that runs it.
+        epochs: epochs of the longest trial.
+        command: command that runs it.
         rank: 1 for the best; candidates within each other's noise share one. 0: not ranked.
-        left_out: why it is no choice; empty if it is one.
+        left_out: reason for its exclusion; empty if there is none.
     """
 
     candidate: Candidate
@@ -133,17 +135,17 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a job is best run as.
+    """The best ways to run a job.
 
     Attributes:
-        folder: of the trials, with their report.
-        cluster: its name.
-        currency: of prices; empty if it is not known.
-        target: that is to be reached.
-        choices: that reach it within budget and deadline: by rank, the recommended one first.
-        others: candidates of trials that are no choice, with the reason in each.
-        rehearsed: every candidate, the highest throughput first.
-        pareto: of `choices`, those than which none is both faster and cheaper.
+        folder: folder of the trials and the report.
+        cluster: name of the cluster.
+        currency: currency of prices; empty if unknown.
+        target: target to be reached.
+        choices: candidates that reach it within budget and deadline: by rank, the recommended one first.
+        others: excluded candidates of trials, with the reason in each.
+        rehearsed: simulated candidates, the highest throughput first.
+        pareto: Pareto-optimal `choices`: no other is both faster and cheaper.
         refused: candidates that cannot be run, with the reason.
         for_money: whether the cheapest is first; else the fastest.
         allowed: the budget or deadline in words; empty without.
@@ -194,7 +196,8 @@ class Plan:
         if len(shown) < len(rivals):
             names += f"; and {counted(len(rivals) - len(shown), 'other')}"
         what = "price" if self.for_money else "time"
-        return f"{text}; it {_advantage(best, rivals)}. No difference in {what} beyond that of seeds from {names}."
+        text += f". No difference in {what} beyond that of seeds from {names}"
+        return f"{text}; this one {_advantage(best, rivals)}."
 
     def cost(self, choice: Choice) -> str:
         """Return what a choice takes, by what the plan is for, with its interval."""
@@ -288,8 +291,8 @@ def plan(
     currency: str = "",
     deadline_s: float | None = None,
     optimise: str | None = None,
-    trials: int = 24,
-    seeds: int = 3,
+    trials: int = _TRIALS,
+    seeds: int = _SEEDS,
     trial_epochs: int | None = None,
     out: str | Path | None = None,
     jobs: int | None = None,
@@ -303,23 +306,24 @@ def plan(
         target: `top1=0.9`, `top5=0.99` or `loss=0.3`.
         strategies: specs; number and place of servers are found where a spec leaves them open.
         workers: numbers of workers; None: 1, 2, 4, … and as many as there are places.
-        batch_sizes: of a worker; none: that of `options`.
-        rates: of the optimizer; none: each strategy's default.
-        compressors: specs; of every strategy that can be compressed the fastest candidate is tried with each as well.
-            `auto`: with that of some usual ones which in rehearsal gains most, if that is a tenth; none: not at all.
-        machines: of the cluster's price list, `all` of which it says what they are, or names of them: as many as the
-            cluster has hosts are candidates beside those.
-        budget: in the currency of the cluster's prices.
-        currency: of the budget; empty: the cluster's.
-        deadline_s: seconds.
+        batch_sizes: batch sizes of a worker; none: that of `options`.
+        rates: learning rates of the optimizer; none: each strategy's default.
+        compressors: specs; the fastest candidate of every compressible strategy is tried with each as well.
+            `auto`: with the one of the usual ones that gains most in simulation, if it gains a tenth; none:
+            uncompressed only.
+        machines: names of the cluster's price list, or `all` that it describes: as many of them as the cluster has
+            hosts are further candidates.
+        budget: budget in the currency of the cluster's prices.
+        currency: currency of the budget; empty: the cluster's.
+        deadline_s: deadline in seconds.
         optimise: `time` or `money`; None: money where only a deadline is given, else time.
-        trials: most candidates that are trained in simulation; each strategy's fastest is one.
-        seeds: of candidates within reach of the best.
-        trial_epochs: most epochs of a trial; None: eight times those of the job.
+        trials: maximum number of candidates that are trained in simulation; each strategy's fastest is one.
+        seeds: number of seeds of candidates close to the best.
+        trial_epochs: maximum epochs of a trial; None: eight times those of the job.
         out: the folder of the trials, new or empty; None: a new one under `runs/`.
-        jobs: trials at a time; None: one a core.
-        tell: receives a line about what is done.
-        **options: of `simulate`: `data`, `model`, `epochs`, and any other.
+        jobs: number of concurrent trials; None: one per core.
+        tell: receiver of progress messages.
+        **options: options of `simulate`: `data`, `model`, `epochs`, and any other.
 
     Raises:
         RequestError: the request is wrong, nothing reaches the target, or nothing does within budget and deadline.
@@ -332,9 +336,11 @@ def plan(
     wanted = _Wanted(Target.parse(target), budget, deadline_s, optimise)
     wanted.check([where, *elsewhere])
     _check(trials, trial_epochs, options)
+    check_writable("plan", options)
     if batch_sizes and (where.step_of is None or where.step_of.factor(1.0) is None):
         raise RequestError(
-            f"cluster {where.name} does not say how step times grow with the batch: leave --batch-sizes out, or take a "
+            f"cluster {where.name} does not specify how step times grow with the batch: leave --batch-sizes out, "
+            "or take a "
             "cluster with step_of, as `polyrhythm profile` writes it"
         )
     where_priced = elsewhere[0] if elsewhere else where
@@ -359,7 +365,7 @@ def plan(
     for name, machine in zip(rented, elsewhere, strict=True):
         there = [replace(each, machine=name) for each in candidates]
         rentable += rehearse(machine, there, options, refused)
-    tell(f"rehearsed {counted(len(found) + len(rentable), 'candidate')}; {len(refused)} cannot be run here")
+    tell(f"simulated {counted(len(found) + len(rentable), 'candidate')}; {len(refused)} cannot be run here")
     shrunk = split_outside(compressors, ";") if isinstance(compressors, str) else list(compressors)
     if shrunk == [AUTO]:
         smaller = worth_compressing(where, found, options)
@@ -379,6 +385,22 @@ def plan(
         deadline_s=deadline_s,
         images_alone=bool(rented),
     )
+    asked = {
+        "cluster": cluster,
+        "target": target,
+        "strategies": None if names == list(CONSIDERED) else "; ".join(map(str, names)),
+        "workers": ",".join(map(str, workers or ())),
+        "batch_sizes": ",".join(map(str, batch_sizes)),
+        "rates": ",".join(f"{rate:g}" for rate in rates),
+        "compressors": None if shrunk == [AUTO] else "; ".join(shrunk) or "none",
+        "machines": "; ".join(rented),
+        "budget": None if budget is None else f"{budget:g}{currency}",
+        "deadline": None if deadline_s is None else f"{deadline_s:g}s",
+        "optimise": optimise,
+        "trials": None if trials == _TRIALS else trials,
+        "seeds": None if seeds == _SEEDS else seeds,
+        "trial_epochs": trial_epochs,
+    }
     trainings = Trials(
         strategies=[],
         workers=[],
@@ -387,7 +409,7 @@ def plan(
         options={key: value for key, value in options.items() if key != "epochs"},
         simulation={"cluster": str(cluster)},
         until=target,
-        asked=as_command(["plan"], {"cluster": cluster, "target": target, "budget": budget, **options}),
+        asked=as_command(["plan"], {key: value for key, value in asked.items() if value} | options),
     )
     folder = choose_folder(out, "plan")
     with claimed(folder):
@@ -404,11 +426,11 @@ def _epochs(options: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What a plan is for.
+    """The request of a plan.
 
     Attributes:
-        goal: that is to be reached.
-        budget: in the currency of the prices; None: any.
+        goal: target.
+        budget: budget in the currency of the prices; None: any.
         deadline_s: seconds; None: any.
         optimise: `time` or `money`; None: money where only a deadline is given.
     """
@@ -419,10 +441,10 @@ class _Wanted:
     optimise: str | None
 
     def check(self, clusters: Sequence[Cluster]) -> None:
-        """Refuse what cannot be wanted, or not on these clusters.
+        """Reject requests that are contradictory, or impossible on these clusters.
 
         Raises:
-            RequestError: so it is.
+            RequestError: the request cannot be met.
         """
         if self.optimise not in (None, "time", "money"):
             raise RequestError(f"optimise is time or money (given {self.optimise!r})")
@@ -506,7 +528,7 @@ def is_uneven(where: Cluster) -> bool:
 
 
 def balanced(candidates: Sequence[Candidate], options: Mapping[str, Any]) -> Iterator[Candidate]:
-    """Return the candidates again whose workers may have parts of the batch by speed, with such parts."""
+    """Return the candidates that support per-worker batch sizes by speed, with such sizes."""
     for each in candidates:
         batch = configure({}, {**options, **each.options}).worker_batch
         try:
@@ -518,11 +540,11 @@ def balanced(candidates: Sequence[Candidate], options: Mapping[str, Any]) -> Ite
 
 
 def without_slow_pipelines(found: Sequence[Candidate], refused: dict[str, str]) -> list[Candidate]:
-    """Leave out who computes one large batch together, and slower than as many workers each on its own part of it.
+    """Drop pipelines that are slower than the same number of workers with data parallelism.
 
     Args:
-        found: the highest throughput first.
-        refused: receives the reason of those that are left out.
+        found: candidates, the highest throughput first.
+        refused: receiver of the reason of those that are dropped.
     """
     alone: dict[tuple[Any, ...], Candidate] = {}
     for each in found:
@@ -541,12 +563,12 @@ def without_slow_pipelines(found: Sequence[Candidate], refused: dict[str, str]) 
 def worth_compressing(
     where: Cluster, found: Sequence[Candidate], options: Mapping[str, Any]
 ) -> list[Candidate]:
-    """Return, of every strategy whose fastest candidate gains by one of the usual compressors, that one.
+    """Return the fastest candidate of every strategy that gains by one of the usual compressors.
 
     Args:
         where: the cluster.
-        found: the highest throughput first.
-        options: of the job.
+        found: candidates, the highest throughput first.
+        options: options of the job.
     """
     fastest: dict[str, Candidate] = {}
     for each in found:
@@ -568,7 +590,7 @@ def worth_compressing(
 
 
 def _with_bandwidth(where: Cluster) -> Cluster:
-    """Return a cluster whose messages take their latency alone."""
+    """Return a cluster with latency only, at infinite bandwidth."""
 
     def free(link: Link) -> Link:
         return Link(latency_s=link.latency_s, bandwidth_bytes_per_s=_UNLIMITED)
@@ -610,14 +632,14 @@ def _with_its_cost(where: Cluster, candidate: Candidate, options: Mapping[str, A
 def compressed_candidates(
     found: Sequence[Candidate], compressors: Sequence[str], refused: dict[str, str], *, strict: bool = True
 ) -> list[Candidate]:
-    """Return the fastest candidate of every strategy with each compressor; trials say how fast they are.
+    """Return the fastest candidate of every strategy with each compressor; trials measure their throughput.
 
-    A rehearsal has no gradients, whose values decide what many compressors send.
+    A dry run has no gradients, and the size of many compressed messages depends on their values.
 
     Args:
         found: the highest throughput first.
         compressors: specs.
-        refused: receives the reason of every candidate that cannot be compressed so.
+        refused: receiver of the reason of every candidate that cannot be compressed so.
         strict: whether it is an error if none can be.
 
     Raises:
@@ -717,8 +739,8 @@ def ranked(choices: Sequence[Choice], noise: Noise, *, for_money: bool) -> list[
     """Return choices by rank; those within the noise of a rank's best share it, the cheaper or simpler ones first.
 
     Args:
-        choices: that reach the target.
-        noise: of their times.
+        choices: choices that reach the target.
+        noise: noise of their times.
         for_money: whether the price decides; else the time.
     """
 
@@ -755,7 +777,7 @@ def _preferred(choice: Choice) -> tuple[float, ...]:
 
 
 def _by_reason(refused: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return refused candidates with the reason, one of those whose reasons differ in numbers alone."""
+    """Return refused candidates with their reasons, one of each group with reasons that differ in numbers alone."""
     alike: dict[str, list[str]] = {}
     for name, why in refused.items():
         alike.setdefault(re.sub(r"\d+ servers?", "servers", why), []).append(name)
@@ -766,21 +788,21 @@ def _by_reason(refused: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _advantage(best: Choice, rivals: Sequence[Choice]) -> str:
-    """Return what a choice is recommended for among those that are as good."""
+    """Return the advantage of a choice over others of its rank."""
     (hourly, hosts, stale, servers, workers, _), *others = map(_preferred, (best, *rivals))
     if all(hourly < other[0] for other in others):
         return "costs less an hour"
     if all(hosts < other[1] for other in others):
         return "takes fewer hosts"
     if not stale and all(other[2] for other in others):
-        return "computes as one large batch"
+        return "trains as with one large batch"
     if all((servers, workers) < (other[3], other[4]) for other in others):
         return "is simpler"
-    return "is among the simplest of them"
+    return "is among the simplest"
 
 
 def _elsewhere(tried: Candidate, found: Sequence[Candidate]) -> list[Candidate]:
-    """Return, of those who learn as one that was tried, the fastest and the cheapest on every other machine."""
+    """Return the fastest and the cheapest candidate on every other machine, of those that train like a tried one."""
     best: dict[tuple[str, str], Candidate] = {}
     for each in found:
         if each.machine and each.learns_as == tried.learns_as and each.images_per_s > 0:

@@ -55,10 +55,11 @@ def predict(
         temperature: temperature of the probabilities of all networks together; None: each network's own, as
             `evaluate` with
             `calibrate` has found it for these views, else 1.
-        none_below: least probability of the likeliest class; below it, an image shows none of the classes.
+        none_below: minimum probability of the most likely class; below it, the image is classified as none of the
+            classes.
         skip_unreadable: leave out images that cannot be read.
         out: a file to write, .csv (a row an image) or .json (what is returned).
-        progress: receives the progress.
+        progress: receiver of the progress.
         **options: `data` and `model`, if the weights do not record them; `dense`, `ten_crop`, `flip` and `scales`, as
             for `evaluate`.
 
@@ -204,10 +205,10 @@ def _files(given: Sequence[str | Path]) -> list[Path]:
     for path in map(Path, given):
         found += map(Path, image_files(path)) if path.is_dir() else [path]
     if not found:
-        raise RequestError("there are no pictures to look at: name files, or a folder that holds some")
+        raise RequestError("there are no images to classify: name files, or a folder that holds some")
     for path in found:
         if not path.exists():
-            raise RequestError(f"there is no picture {path}: name a file or a folder of files")
+            raise RequestError(f"there is no image {path}: name a file or a folder of files")
     return found
 
 

@@ -45,7 +45,7 @@ def serve(networks: Networks, top: int, port: int, ready: Callable[[str], None])
         networks: networks that name what images show.
         top: number of classes of an image.
         port: TCP port on loopback; 0 takes a free one.
-        ready: receives the page's address, once it can be opened.
+        ready: receiver of the page's address, once it can be opened.
 
     Raises:
         RequestError: the port is taken, or may not be used.
@@ -109,9 +109,9 @@ def server_of(answer: Answer, page: str, port: int) -> ThreadingHTTPServer:
             if not self._is_ours() or self.path != "/predict":
                 self._refuse(403, "this page is for this machine")
             elif not length.isascii() or not length.isdigit():
-                self._refuse(411, "the length of the picture is not said")
+                self._refuse(411, "the length of the image is missing")
             elif len(length) > _MOST_DIGITS or int(length) > _MOST_BYTES:
-                self._refuse(413, f"a picture has at most {_MOST_BYTES >> 20} MiB")
+                self._refuse(413, f"an image may have at most {_MOST_BYTES >> 20} MiB")
             else:
                 with held:
                     self._answer(int(length))
@@ -124,7 +124,7 @@ def server_of(answer: Answer, page: str, port: int) -> ThreadingHTTPServer:
             if self._limit is not None:
                 self._limit.cancel()
             if len(picture) < length:
-                self._refuse(408, "the picture has not arrived in time")
+                self._refuse(408, "the image has not arrived in time")
                 return
             try:
                 found = answer(BytesIO(picture))
@@ -208,28 +208,28 @@ const made = (kind, text, name) => {
   return one;
 };
 async function show(file) {
-  const card = made("article", "", "shown"), image = made("img"), told = made("div"), says = made("ol");
+  const card = made("article", "", "shown"), image = made("img"), text = made("div"), answers = made("ol");
   image.alt = "";
   image.src = URL.createObjectURL(file);
   image.onerror = () => { image.replaceWith(made("p", "no preview of this format", "soft small")); };
   const waits = made("p", "looking …", "soft");
-  told.append(made("h3", file.name || "pasted picture"), waits, says);
-  card.append(image, told);
+  text.append(made("h3", file.name || "pasted image"), waits, answers);
+  card.append(image, text);
   list.prepend(card);
   let found;
   try {
     found = await (await fetch("/predict", {method: "POST", body: file})).json();
   } catch {
-    found = {error: "nobody answers: is polyrhythm predict --serve still running?"};
+    found = {error: "no answer: is polyrhythm predict --serve still running?"};
   }
   waits.remove();
-  if (found.error) { told.append(made("p", found.error, "wrong")); return; }
-  if (found.none_of_these) says.append(made("li", "none of these", "none"));
+  if (found.error) { text.append(made("p", found.error, "wrong")); return; }
+  if (found.none_of_these) answers.append(made("li", "none of these", "none"));
   for (const each of found.classes) {
     const row = made("li"), bar = made("div", "", "bar"), share = (100 * each.probability).toFixed(1) + " %";
     bar.style.setProperty("--part", share.replace(" ", ""));
     row.append(made("span", each.class), made("span", share), bar);
-    says.append(row);
+    answers.append(row);
   }
 }
 async function all(files) { for (const file of files) await show(file); }
@@ -267,11 +267,11 @@ def _page(networks: Networks) -> str:
 <header><h1>What does it show?</h1>
 <p class="soft">{names}, for {len(classes)} classes</p></header>
 <label class="drop"><input type="file" accept="image/*" multiple>
-<strong>Drop pictures here</strong><br><span class="soft">or choose files, or paste</span></label>
-<section id="found" aria-live="polite" aria-label="What the pictures show"></section>
+<strong>Drop images here</strong><br><span class="soft">or choose files, or paste</span></label>
+<section id="found" aria-live="polite" aria-label="Predicted classes"></section>
 <details><summary>Classes and weights</summary>
 <p class="small">{escape(", ".join(classes))}</p><ul class="small">{weights}</ul></details>
-<footer>Pictures stay on this machine.</footer>
+<footer>Images stay on this machine.</footer>
 </main>
 <script>{_OWN_SCRIPT}</script>
 </body>

@@ -53,7 +53,7 @@ def profile(
         start_method: start method of processes of the two processes between which the link inside the host is
             measured.
         **options: `data`, `model`, `batch_size`, and any other field of `RunConfig` that affects the time of
-            a step. `threads` is 1 by default, and unreadable images are left out.
+            a step. `threads` is 1 by default, and unreadable images are skipped.
 
     Returns:
         The measurements, JSON-able, with `file`; None in a rank of torchrun that does not lead.
@@ -95,7 +95,7 @@ _SMALLER = 4
 
 
 def step_of(config: RunConfig, job: Job, steps: int, step: StepProfile) -> StepWork | None:
-    """Describe the measured step and a smaller one; None for a network whose arithmetic cannot be counted."""
+    """Describe the measured step and a smaller one; None for a network with operations that cannot be counted."""
     dataset = job.dataset
     try:
         shapes = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
@@ -118,7 +118,7 @@ def step_of(config: RunConfig, job: Job, steps: int, step: StepProfile) -> StepW
 
 def _check(steps: int, out: Path) -> None:
     if steps < _LEAST_STEPS:
-        raise RequestError(f"a median of {steps} steps says little: measure at least {_LEAST_STEPS}")
+        raise RequestError(f"a median of {steps} steps is too noisy: measure at least {_LEAST_STEPS}")
     check_new_file(out)
 
 

@@ -127,11 +127,11 @@ class Race:
     """Trials of candidates in a folder.
 
     Args:
-        folder: receives the run folder of every trial.
+        folder: parent folder of every trial's run folder.
         trials: common settings of all trials.
         limits: limits of the race.
         jobs: trials at a time.
-        tell: receives a line about each action.
+        tell: receiver of a line about each action.
 
     Attributes:
         entrants: entrants in the order in which they entered.
@@ -268,7 +268,7 @@ class Race:
         )
 
     def _is_behind(self, entrant: Entrant) -> bool:
-        """Mark a candidate whose trial has ended without the target as dropped if others are better already."""
+        """Drop a candidate if its trial has ended without the target and others are already better."""
         tests = entrant.short.tests if entrant.short is not None else ()
         if tests:
             entrant.left_behind = self._behind(entrant, tests[-1].event.time_s)

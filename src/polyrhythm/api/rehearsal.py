@@ -4,7 +4,7 @@ Shared by `plan`, `why` and `train --strategy auto`. The latter chooses the stra
 
     this machine    link inside it and a few steps of the network, measured ─▶ a cluster of one host
     or a cluster    auto(cluster=C.yaml)
-    candidates      the strategies that most often win, with servers in every number and place, in rehearsal
+    candidates      the strategies that most often win, with servers in every number and place, in simulation
     choice          the fastest that computes as one large batch, unless another has `margin` times its images a second
 
 What stale or averaged updates cost in images is not known before training: `polyrhythm plan` trains in simulation to
@@ -73,13 +73,13 @@ class Candidate:
         family: spec without these; candidates with the same family, workers and options learn alike.
         workers: number of workers.
         options: batch size and optimizer, where they are varied.
-        images_per_s: by rehearsal.
-        waiting_share: of the workers' time, likewise.
+        images_per_s: simulated throughput.
+        waiting_share: simulated share of the workers' time spent waiting.
         held_back: bottleneck of the dry run, in words.
-        machine: of a price list that all hosts are; empty: the cluster's own.
-        hosts: that it takes.
-        price_per_hour: of those; None if it is not known.
-        compress_s: of every image that all workers train on: what compressing takes, for which virtual time has none.
+        machine: machine type of all hosts, from a price list; empty: the cluster's own.
+        hosts: number of hosts.
+        price_per_hour: price of those hosts; None if unknown.
+        compress_s: time of compression per image of all workers, which virtual time does not include.
         cuts_network: whether workers compute together, so that it learns as one large batch.
     """
 
@@ -147,10 +147,10 @@ def rehearse(
     """Return the candidates that can be run, with their throughput, the highest first.
 
     Args:
-        where: the cluster; its faults are left out.
+        where: cluster; its faults are ignored.
         candidates: candidates to simulate.
         options: options of the job, for all of them.
-        refused: receives the reason of every candidate that cannot be run, by its name.
+        refused: receiver of the reason of every candidate that cannot be run, by its name.
         steps: steps of a worker, at least; more where workers exchange rarely.
     """
     told = {key: value for key, value in options.items() if key not in ("epochs",)}

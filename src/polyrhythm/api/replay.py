@@ -75,12 +75,12 @@ def _check_whole(folder: Path, recording: Recording) -> None:
         raise RequestError(f"{folder} was resumed: only runs recorded from their first step can be replayed")
     if recording.workers_lost:
         raise RequestError(
-            f"{folder} lost {recording.workers_lost} of its workers on the way: who died when is not recorded, so it "
+            f"{folder} lost {recording.workers_lost} of its workers: the times of the failures are not recorded, so it "
             "cannot be replayed"
         )
     if recording.outcome != "done":
         raise RequestError(
-            f"{folder} was {recording.outcome}: who stopped when is not recorded, so it cannot be replayed"
+            f"{folder} was {recording.outcome}: the times of the stops are not recorded, so it cannot be replayed"
         )
 
 
@@ -101,13 +101,13 @@ def _job(folder: Path, config: RunConfig, recording: Recording) -> Job:
     job = assemble(config, CheckpointConfig(checkpoints=0), data_of(config, folder))
     if not job.traits.replayable:
         raise RequestError(
-            f"{folder} was trained with {job.strategy}, whose workers share memory: who read what when is not "
+            f"{folder} was trained with {job.strategy}, with shared memory: the order of reads is not "
             "recorded, so it cannot be replayed"
         )
     for key, value in recorded_job(job).items():
         if recording.job.get(key) != value:
             raise RequestError(
-                f"{folder} was recorded with {key} {recording.job.get(key)}, its {CONFIG_FILE} says {value}"
+                f"{folder} was recorded with {key} {recording.job.get(key)}, its {CONFIG_FILE} has {value}"
             )
     return dataclasses.replace(job, ahead=0, balance=_decided(folder, job), script=recording.deal)
 
@@ -174,5 +174,5 @@ def _causes(found: Replay, recording: Recording) -> list[str]:
     if recording.processor not in ("", processor()):
         causes.append(f"another processor ({processor()}), where the run had {recording.processor}")
     if recording.device != "cpu":
-        causes.append("a GPU, whose sums may take another order each time")
+        causes.append("a GPU, where the order of sums may differ each time")
     return causes

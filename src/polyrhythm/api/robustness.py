@@ -189,9 +189,9 @@ def examples(dataset: Dataset, index: int, kinds: Sequence[str] = ()) -> dict[st
     """Show what the kinds of change do to a test image.
 
     Args:
-        dataset: dataset whose test image it is.
+        dataset: dataset with the test image.
         index: number of the image.
-        kinds: as for `declines`.
+        kinds: see `declines`.
 
     Returns:
         For every kind, (6, C, H, W): the image as it is, then changed ever more.

@@ -56,7 +56,7 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if self.image_shape[0] not in _MODES:
             raise RequestError(
-                f"the network takes pictures of {self.image_shape[0]} channels: picture files have 1 or 3"
+                f"the network accepts images of {self.image_shape[0]} channels: image files have 1 or 3"
             )
 
     @classmethod
@@ -131,7 +131,7 @@ class PictureFiles:
         try:
             return read(file)
         except UnreadableImage as error:
-            name = file if isinstance(file, Path) else "the picture"
+            name = file if isinstance(file, Path) else "the image"
             raise RequestError(f"{name} cannot be read ({error}): repair it, or leave it out") from None
 
 
@@ -248,5 +248,5 @@ def _preprocessing(path: Path, told: dict[str, str]) -> Preprocessing:
         )
         shown = float(told.get("shown", CENTRAL_SHARE))
     except ValueError:
-        raise RequestError(f"{path} does not say of what size its pictures were: give --data") from None
+        raise RequestError(f"{path} does not record the size of its images: give --data") from None
     return Preprocessing((channels, height, width), black, white, shown)

@@ -41,7 +41,7 @@ from polyrhythm.errors import RequestError, unknown
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.launch.devices import computing_with
 from polyrhythm.launch.signals import asked_to_stop
-from polyrhythm.partition.outlook import Outlook, Pace
+from polyrhythm.partition.outlook import Pace, PipelineForecast
 from polyrhythm.planning.analysis import step_multiply_adds
 from polyrhythm.reporting.event_log import Observer
 from polyrhythm.roles.dry_run import DryRun
@@ -97,7 +97,7 @@ def simulate(
         check: with `gradients="none"` only: check the strategy's invariants, with gradients of whole numbers and full
             batches; a violation ends the run.
         out: the run folder, new or empty; None: a new one under `runs/`.
-        observers: receive every event.
+        observers: receivers of every event.
         **options: any field of `RunConfig` but those of `REAL_ONLY`, as in `train`.
 
     Returns:
@@ -135,11 +135,11 @@ class _Asked:
     Attributes:
         where: the cluster.
         config: configuration of the run.
-        learns: whether there are gradients; else it is a dry run.
-        steps: as for `simulate`.
-        check: as for `simulate`.
-        out: as for `simulate`.
-        observers: as for `simulate`.
+        learns: whether gradients are computed; else it is a dry run.
+        steps: see `simulate`.
+        check: see `simulate`.
+        out: see `simulate`.
+        observers: see `simulate`.
     """
 
     where: Cluster
@@ -229,7 +229,7 @@ def at_its_pace(where: Cluster, config: RunConfig) -> Cluster:
     return where.model_copy(update={"step_of": of})
 
 
-def with_stages_settled(where: Cluster, config: RunConfig) -> tuple[RunConfig, Outlook | None]:
+def with_stages_settled(where: Cluster, config: RunConfig) -> tuple[RunConfig, PipelineForecast | None]:
     """Return a configuration with fixed stage bounds, and the forecast of the stages.
 
     Args:
@@ -391,7 +391,7 @@ def _play(
     *,
     before: tuple[float, float | None] = (0.0, 0.0),
     reports: bool = True,
-    foreseen: Outlook | None = None,
+    foreseen: PipelineForecast | None = None,
 ) -> Run:
     """Make the run of a job that has a folder; see `ClusterFigures` for `before`."""
     folder = job.checkpointing.folder
@@ -412,7 +412,7 @@ def _play(
     return observed.run()
 
 
-def _dry_run(asked: _Asked, foreseen: Outlook | None) -> Run:
+def _dry_run(asked: _Asked, foreseen: PipelineForecast | None) -> Run:
     config, steps = asked.config, asked.steps
     dry_run, images = assemble_dry_run(config, steps)
     if asked.check:
@@ -489,7 +489,7 @@ def _played(
     play: Callable[[Callable[[Event], None], StopRequest, Timeline], None],
     known: dict[str, Any],
     before: tuple[float, float | None] = (0.0, 0.0),
-    foreseen: Outlook | None = None,
+    foreseen: PipelineForecast | None = None,
 ) -> None:
     """Run the simulation, and write the cluster and the timeline to the run folder."""
     stop, timeline = StopRequest(), Timeline(watched_ranks(layout))
@@ -517,7 +517,7 @@ class ClusterFigures:
         layout: the cluster, and the host of every rank.
         known: figures that are known beforehand; they take precedence.
         timeline: timeline of the run, which may be incomplete.
-        emit: receives the events.
+        emit: receiver of the events.
         before: seconds and price of the run that this one resumes.
         foreseen: forecast of the stages, if the network is cut into some.
     """
@@ -529,7 +529,7 @@ class ClusterFigures:
         timeline: Timeline,
         emit: Callable[[Event], None],
         before: tuple[float, float | None] = (0.0, 0.0),
-        foreseen: Outlook | None = None,
+        foreseen: PipelineForecast | None = None,
     ) -> None:
         self._layout = layout
         self._foreseen = foreseen
@@ -620,8 +620,8 @@ def try_strategy(
         steps: steps of every worker.
         step_time: compute time of a step instead of the cluster's.
         faults: faults of every seed, in addition to the cluster's own; None: some drawn from each seed.
-        on_failure: called with every failure; returns whether to continue.
-        **options: as for `simulate` with `gradients="none"`.
+        on_failure: callback with every failure; returns whether to continue.
+        **options: see `simulate` with `gradients="none"`.
 
     Raises:
         RequestError: the request is invalid.

@@ -97,8 +97,8 @@ def in_stages(staged: StagedRun, observers: Sequence[Observer], play: Play) -> R
 
     Args:
         staged: the run; epochs before a checkpoint in its folder are not repeated.
-        observers: receive every event, and one end.
-        play: makes the run of one stage.
+        observers: receivers of every event, and one end.
+        play: function that runs one stage.
 
     Returns:
         The last stage's run, or that which was interrupted.
@@ -135,10 +135,10 @@ def in_stages(staged: StagedRun, observers: Sequence[Observer], play: Play) -> R
 
 
 def refuse_together(what: str, config: RunConfig) -> None:
-    """Refuse options of one run where it is made of several, one after the other.
+    """Reject options of a single run where the run has several parts, one after the other.
 
     Args:
-        what: makes it so, for an error's text.
+        what: name of the option that makes it so, for the error message.
         config: configuration of the run.
 
     Raises:

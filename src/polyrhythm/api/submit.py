@@ -41,7 +41,7 @@ def submit(
         recipe: a file of options, as the verb takes it.
         wait: stay until the job has ended; engines without a queue (ray, ssh) always do.
         dry_run: hand nothing in, and return the texts that the engine would get, by file name.
-        tell: receives lines for the user.
+        tell: receiver of lines for the user.
         **options: options of the verb, as in Python or a recipe.
 
     Returns:

@@ -103,7 +103,7 @@ def train(
         out: the run folder, new or empty; None: a new one under `runs/`.
         resume: the folder of a run to continue; `options` then change its configuration. `auto`: the run in `out` if
             there is one, else a new one; if it has nothing left to do, its figures are returned again.
-        observers: receive every event, in this process.
+        observers: receivers of every event, in this process.
         start_method: start method of processes of local workers: `spawn`, or `fork` from a process that has
             not computed on several threads.
         **options: any field of `RunConfig`. `data` and `model` may be objects: a pair (train, test) of torch
@@ -186,9 +186,9 @@ class _Asked:
         config: configuration of the run.
         out: folder of a new run, if it was named.
         resume: folder of a run to resume, if any.
-        again: whether the figures of a run that has nothing left to do are returned again; else it is refused.
-        observers: as for `train`.
-        start_method: as for `train`.
+        again: whether the results of a run with nothing left to do are returned again; else it is refused.
+        observers: see `train`.
+        start_method: see `train`.
 
     Raises:
         RequestError: there are both folders.
@@ -234,7 +234,7 @@ def _decided(asked: _Asked) -> tuple[_Asked, Choice | None]:
     if auto is None:
         return asked, None
     if asked.resume is not None:
-        raise RequestError("--strategy auto decides at a run's start: name the strategy to go on with")
+        raise RequestError("--strategy auto decides at a run's start: name the strategy to continue with")
     choice = auto.choose(asked.config, asked.start_method)
     return asked.with_strategy(choice.candidate.strategy), choice
 
@@ -293,7 +293,7 @@ def _part_by_part(stages: Stages | None, asked: _Asked, options: RunOptions) -> 
     config, under_torchrun = asked.config, started_by_torchrun()
     if under_torchrun and stages is None:
         raise RequestError(
-            "--batch-schedule auto starts ranks anew when batches grow, which torchrun does not: take another"
+            "--batch-schedule auto restarts ranks when batches grow, which torchrun does not: take another"
         )
     first = config if stages is None else config.model_copy(update={"strategy": stages.stages[0].strategy})
     if suited(first, alone=not under_torchrun)[0].fine_tuning != "none":
@@ -444,7 +444,7 @@ def _check_defined_elsewhere(options: Mapping[str, Any]) -> None:
         if pickler.names:
             raise RequestError(
                 f"{name}: {pickler.names[0]} is defined in a notebook, or in a script from standard input, which "
-                "workers cannot import: save it in a file beside, such as mine.py, and write from mine import "
+                "workers cannot import: save it in a file next to it, such as mine.py, and write from mine import "
                 f"{pickler.names[0]}"
             )
 
@@ -490,7 +490,7 @@ def expected_time(job: Job, seconds: float) -> str:
     learning, (_, height, width) = job.learning, job.dataset.image_shape
     said = (
         f"about {duration(seconds)} on this machine, by one measured step: {learning.epochs} epochs of "
-        f"{len(job.dataset.train):,} pictures at {height} by {width} pixels"
+        f"{len(job.dataset.train):,} images at {height} by {width} pixels"
     )
     if seconds <= _PATIENT_S:
         return said
@@ -498,7 +498,8 @@ def expected_time(job: Job, seconds: float) -> str:
     smaller = duration(seconds * side * side / (height * width))
     return (
         f"{said}. Quicker: --image-size {side} takes about {smaller} where the network allows it, and sees less; so do "
-        "fewer --epochs or a smaller --model. On few photographs the body of a trained network stands still at a small "
+        "fewer --epochs or a smaller --model. On few photographs the backbone of a trained network is frozen at "
+        "a small "
         "part of the time (--weights, --fine-tuning head)"
     )
 
@@ -515,7 +516,7 @@ def too_few_steps(job: Job, config: RunConfig) -> str | None:
     more = job.learning.epochs * -(-len(job.dataset.train) // (config.workers * size))
     return (
         f"{counted(steps, 'step')} in all, {counted(job.steps_per_epoch, 'step')} an epoch, are few for a network that "
-        f"starts from random weights: --batch-size {size} makes {more:,} of the same pictures"
+        f"starts from random weights: --batch-size {size} makes {more:,} of the same images"
     )
 
 
@@ -724,7 +725,7 @@ def finished(job: Job) -> Run | None:
 
 def all_done(folder: Path, epochs: int) -> RequestError:
     """Return the error for resuming a run that has nothing left to do."""
-    return RequestError(f"{folder} has done its {epochs} epochs: ask for more with --epochs to go on")
+    return RequestError(f"{folder} has done its {epochs} epochs: ask for more with --epochs to continue")
 
 
 def staged_finetuning(
@@ -741,7 +742,7 @@ def staged_finetuning(
         config: configuration of both phases together.
         epochs: epochs of both phases together.
         folder: folder of the second run; the first's is next to it.
-        **told: `observers` and `start_method`, as for `train`.
+        **told: `observers` and `start_method`, see `train`.
 
     Returns:
         The second run, or the first if it was interrupted.
@@ -754,7 +755,9 @@ def staged_finetuning(
     if config.updates is not None:
         raise RequestError("--freeze-epochs counts epochs of two runs: give --epochs in place of --updates")
     if config.freeze == "none":
-        raise RequestError("--freeze-epochs says for how long, not what: give --freeze body, or names")
+        raise RequestError(
+            "--freeze-epochs is a duration, and nothing is frozen: give --freeze body, or names"
+        )
     if frozen_epochs >= epochs:
         raise RequestError(
             f"--freeze-epochs {frozen_epochs} leaves none of {epochs} epochs for all: give more --epochs"

@@ -47,7 +47,7 @@ from polyrhythm.api.simulate import GRADIENTS
 from polyrhythm.api.train import measured_time
 from polyrhythm.claim import UNCLAIMED, open_new
 from polyrhythm.config.assemble import OPTIMIZERS, assemble, data_of
-from polyrhythm.config.recipe import CONFIG_FILE, as_command, configure, read_recipe
+from polyrhythm.config.recipe import CONFIG_FILE, as_command, check_writable, configure, read_recipe
 from polyrhythm.config.run_config import refuse_real_only
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.evaluation.target import Target
@@ -88,7 +88,7 @@ GOALS = {
 _KEPT = ("seconds", "price", "images_per_s", "epochs", "error")
 _STATES = {"COMPLETE": "done", "PRUNED": "stopped", "RUNNING": "running"}
 _TRIES = 3
-"""Attempts to make a trial whose process dies."""
+"""Attempts to make a trial if its process dies."""
 _FRUITLESS = 20
 """Number of failed trials without a success that ends a search by time or money."""
 _BEAT_S, _SILENT_S = 15.0, 120.0
@@ -131,9 +131,9 @@ class SearchPlan:
     """Settings of a search; plain values, written to `search.yaml`.
 
     Attributes:
-        space: as in its file.
+        space: search space, as in its file.
         method: one of `METHODS`.
-        budget: as the user wrote it.
+        budget: budget as the user wrote it.
         goal: one of `GOALS`.
         prune: one of `PRUNERS`.
         seed: seed of the search, and of every trial.
@@ -206,7 +206,7 @@ def tune(
         cluster: simulate on it; None: the runs are real.
         storage: a database of Optuna's for the study; None: SQLite in the folder.
         out: the folder, new or empty; None: a new one under `runs/`.
-        jobs: runs at a time; None: one a core if they are simulated, else one.
+        jobs: number of concurrent runs; None: one per core if they are simulated, else one.
         **options: any field of `RunConfig` that all runs have.
 
     Returns:
@@ -258,6 +258,7 @@ def plan(
         RequestError: something of it is wrong.
     """
     _optuna()
+    check_writable("tune", options or {})
     for what, given, known in (
         ("method", method, METHODS),
         ("rule of --prune", prune, PRUNERS),
@@ -328,7 +329,7 @@ def _check_goal(goal: str, prune: str, method: str, common: Mapping[str, Any]) -
     if common.get("until") is not None:
         Target.parse(str(common["until"]))
     if method in {"hyperband", "pbt"} and prune != "none":
-        raise RequestError(f"{method} decides by itself who goes on: leave --prune {prune} out")
+        raise RequestError(f"{method} decides by itself which trials continue: leave --prune {prune} out")
 
 
 def _check_prices(limit: Budget, goal: str, told: Mapping[str, Any]) -> None:
@@ -355,7 +356,7 @@ def _check_prices(limit: Budget, goal: str, told: Mapping[str, Any]) -> None:
 def _check_pbt(space: Space, told: Mapping[str, Any], interval: int) -> None:
     if told:
         raise RequestError(
-            "pbt goes on from checkpoints of real runs: leave --cluster out, or take another method"
+            "pbt continues from checkpoints of real runs: leave --cluster out, or take another method"
         )
     if interval < 1:
         raise RequestError(f"--interval is at least 1 epoch (given {interval})")
@@ -404,8 +405,8 @@ def carry_out(
         what: the plan.
         out: the folder: new, empty, or of the same search, which is then helped; None: a new one under `runs/`.
         resume: the folder of a search to continue; `out` is then None.
-        jobs: runs at a time; None: one a core if they are simulated, else one.
-        tell: receives a line about every trial that has ended.
+        jobs: number of concurrent runs; None: one per core if they are simulated, else one.
+        tell: receiver of a line about every finished trial.
 
     Raises:
         RequestError: the request is wrong, or every trial was refused.
@@ -486,7 +487,7 @@ def _rehearsed(simulation: Mapping[str, Any], options: Mapping[str, Any]) -> tup
     asked = Candidate(strategy=strategy, family=strategy, workers=int(options["workers"]), options={})
     found = rehearse(open_cluster(simulation["cluster"]), [asked], told, {})
     if not found:
-        raise RequestError(f"{strategy} cannot be rehearsed")
+        raise RequestError(f"{strategy} cannot be simulated")
     dataset = data_of(configure(options))
     images = int(options.get("epochs") or dataset.default_epochs) * len(dataset.train)
     seconds = images / found[0].images_per_s
@@ -518,7 +519,7 @@ def _chosen_folder(what: SearchPlan, out: str | Path | None) -> Path:
             if read_text_in_run(path, "the search") == _text(what):
                 return Path(out)
             raise RequestError(
-                f"{out} holds another search: name another with --out, or go on with it with --resume {out}"
+                f"{out} holds another search: name another with --out, or continue it with --resume {out}"
             ) from None
         raise
 
@@ -551,7 +552,7 @@ def _lent(count: int) -> Iterator[list[RunProcess]]:
 
 
 def _work(study: _Study, processes: Sequence[RunProcess]) -> bool:
-    """Make trials by some processes until none is left; return whether the user has interrupted it."""
+    """Make trials in parallel processes until none remains; return whether the user has interrupted it."""
     stopping = threading.Event()
 
     def work(process: RunProcess) -> bool:
@@ -609,7 +610,7 @@ class _Assigned:
         parameters: drawn for it.
         name: name of its folder.
         begin_from: folder of the run with the checkpoints that it continues; "" for none.
-        epochs: epochs of that run and this interval together; 0: as the options say.
+        epochs: epochs of that run and this interval together; 0: given by the options.
         curve: the goal's value after each test, by epochs done.
         began_s: start in seconds on this process's clock.
     """
@@ -931,7 +932,7 @@ class _Study:
             return len(counted) >= self._budget.amount
         ended = [trial for trial in counted if "came" in trial.user_attrs]
         if len(ended) >= _FRUITLESS and all("error" in trial.user_attrs["came"] for trial in ended):
-            return True  # refused trials cost nothing, and would go on forever
+            return True  # refused trials cost nothing, and would never end
         if self._budget.kind == "USD":
             return sum(_came(trial, "price") for trial in counted) >= self._budget.amount
         if self.what.simulation:

@@ -58,14 +58,14 @@ _NOT_OF_A_REHEARSAL = ("strategy", "workers", "epochs", "until", "seed", "out")
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One thing done otherwise.
+    """An alternative setting.
 
     Attributes:
-        what: in words.
-        images_per_s: of the rehearsal with it.
-        gain: over the rehearsal of the run as it was: 0.38 is 38 % more images a second.
-        caution: what it changes besides speed; empty if it changes nothing that is learned.
-        options: of a run, that make the change.
+        what: description.
+        images_per_s: simulated throughput with it.
+        gain: relative gain over the simulated run as it was: 0.38 is 38 % more images/s.
+        caution: effect on more than speed; empty if training results do not change.
+        options: options of a run with the change.
     """
 
     what: str
@@ -80,10 +80,10 @@ class Cause:
     """A possible cause of slowness.
 
     Attributes:
-        what: in words.
+        what: description.
         gain: images/s of a dry run without it, over the dry run of the run as it was: 0.38 is 38 % more.
-        remedy: the change that gains most of those that relieve it; empty if none gains.
-        remedy_gain: of that change.
+        remedy: the best change that relieves it; empty if none gains.
+        remedy_gain: gain of that change.
     """
 
     what: str
@@ -94,14 +94,15 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Why:
-    """What bound a run, and what would help.
+    """The bottleneck of a run, and possible improvements.
 
     Attributes:
         run: its folder.
         held_back: its bottleneck by its own figures, in words.
-        images_per_s: of the run.
-        rehearsed_images_per_s: of its rehearsal as it was: how far to trust the rest.
-        changes: the largest gain first.
+        images_per_s: throughput of the run.
+        rehearsed_images_per_s: throughput of its dry run, unchanged; the difference shows the accuracy of the
+            simulation.
+        changes: changes, the largest gain first.
         refused: changes that cannot be made, with the reason.
         compression: whether it pays, in words; empty where nothing is compressed.
         causes: possible causes of slowness, the largest gain first.
@@ -179,10 +180,10 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
     found = rehearse(where, [as_it_was, *(each for each, _ in tried.values())], options, refused, steps=steps)
     rates = {each.family: each.images_per_s for each in found}
     if strategy not in rates:
-        raise RequestError(f"{folder} cannot be rehearsed: {next(iter(refused.values()))}")
+        raise RequestError(f"{folder} cannot be simulated: {next(iter(refused.values()))}")
     base = rates[strategy]
     pays = None if plain is None else _payoff(where, config)
-    # Rehearsals know nothing of the time to compress, so the run as it was is slower than its own by that.
+    # Dry runs do not include the time to compress, so the run is slower than its dry run by that time.
     images = workers * batch * max(1, strategy_from(strategy).traits(workers).exchange_every)
     slower = 1.0 if pays is None else 1 + pays.compress_s * base / images
     changes = [
@@ -231,7 +232,7 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
         )
     rate = float(read.known.get("images_per_s", 0.0))
     if recorded and where.name == _MEASURED and rate > 0 and figures.together is not None:
-        total = figures.together.total  # whose last batches may be smaller than those of dry runs
+        total = figures.together.total  # its last batches may be smaller than those of dry runs
         full_rate = rate * total.steps * config.worker_batch / max(total.images, 1)
         causes.append(Cause(what=_UNEXPLAINED, gain=base / full_rate - 1, remedy="", remedy_gain=0.0))
     bound = held_back(figures)
@@ -320,7 +321,7 @@ def _with_shorter_steps(where: Cluster, costs: Mapping[str, Mapping[int, float]]
 
 
 def _cores(folder: Path) -> int | None:
-    """Return the cores that a run's record says its processes had."""
+    """Return the number of cores of a run's processes, from its record."""
     cores = _environment(folder).get("cores")
     return cores if isinstance(cores, int) else None
 
@@ -418,7 +419,7 @@ def _payoff(where: Cluster, config: RunConfig) -> Payoff | None:
 def _as_it_was(
     read: ComparedRun, cluster: str | Path | None
 ) -> tuple[Cluster, Candidate, dict[str, Any], RunConfig]:
-    """Return what a run is rehearsed on, the run as it was, its other options, and its configuration."""
+    """Return the cluster of a run's dry run, the run as it was, its other options, and its configuration."""
     file = read.folder / CLUSTER_FILE
     if cluster is None and file.is_file():
         check_in_run(file)
@@ -440,7 +441,7 @@ def _as_it_was(
 
 
 def predict_run(run: str | Path, cluster: str | Path) -> Path:
-    """Rehearse a run as it was, and write what that predicts beside its events, for its report.
+    """Simulate a run as it was, and write the prediction next to its events, for its report.
 
     Args:
         run: its folder.
@@ -450,14 +451,14 @@ def predict_run(run: str | Path, cluster: str | Path) -> Path:
         The file.
 
     Raises:
-        RequestError: there is no such run or cluster, or the run cannot be rehearsed on it.
+        RequestError: there is no such run or cluster, or the run cannot be simulated on it.
     """
     folder = Path(run)
     where, as_it_was, options, _ = _as_it_was(read_run(folder), cluster)
     refused: dict[str, str] = {}
     found = rehearse(where, [as_it_was], options, refused)
     if not found:
-        raise RequestError(f"{folder} cannot be rehearsed: {next(iter(refused.values()))}")
+        raise RequestError(f"{folder} cannot be simulated: {next(iter(refused.values()))}")
     return write_prediction(folder, where.name, found[0])
 
 

@@ -31,7 +31,7 @@ class Chain:
     """Augmentations that are applied in order; `tones` are black and white in float images.
 
     Consecutive movements with the same fill are composed, and the images are sampled once. Movements after a
-    window sample the larger images around it. Mixings need other images and are left to the caller.
+    window sample the larger images around it. Mixings need other images and are applied by the caller.
     """
 
     transforms: tuple[Transform, ...]

@@ -76,7 +76,7 @@ class RecordedDraws(Draws):
     """The same draws, with what was drawn of each sample as texts: `no` or `yes`, or a number in the unit of its range.
 
     Args:
-        keys: as for `Draws`.
+        keys: see `Draws`.
 
     Attributes:
         texts: (B,) lists of texts, in the order of the draws.

@@ -84,7 +84,7 @@ class Mixer:
             others: images of the partners, of the same shape.
             labels: (B,) int64.
             other_labels: labels of the partners, (B,) int64.
-            keys: as for `partners`.
+            keys: see `partners`.
 
         Returns:
             The mixtures, and what they show: (B, classes) float32, each row adding up to 1.

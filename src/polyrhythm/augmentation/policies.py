@@ -99,7 +99,7 @@ def each_picture(
     """
     channels = images.shape[1]
     if channels not in _MODES:
-        raise RequestError(f"pictures of {channels} channels cannot be changed by such a policy: 1 or 3 can")
+        raise RequestError(f"images of {channels} channels cannot be changed by such a policy: 1 or 3 can")
     pixels = (
         (tones.unit(images) * 255).round().clamp(0, 255).to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
     )

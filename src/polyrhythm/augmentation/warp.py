@@ -59,7 +59,7 @@ class Movement(Config):
             (B, H, W) complex.
         """
         matrix = self.matrix(parameters)
-        assert matrix is not None, "a movement has a matrix, or says where points come from"
+        assert matrix is not None, "a movement has a matrix, or a map of its own"
         return _mapped(points.real, points.imag, matrix)
 
     def mirrored(self, parameters: Tensor) -> Tensor | None:

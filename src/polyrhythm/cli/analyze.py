@@ -55,7 +55,7 @@ def _say_whole(found: dict[str, Any]) -> None:
     memory, batch = found["memory"], found["batch_size"]
     training = ", ".join(f"{_bytes(held)} with {name}" for name, held in memory["training"].items())
     height, width = found["image_shape"][1:]
-    print(f"model         {found['model']}, {found['classes']} classes, pictures of {height}x{width}")
+    print(f"model         {found['model']}, {found['classes']} classes, images of {height}x{width}")
     print(f"parameters    {found['parameters']:,} ({_bytes(memory['parameters'])})")
     print(f"multiply-adds {_count(found['multiply_adds'])} forward an image")
     print(

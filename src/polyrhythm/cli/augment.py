@@ -55,4 +55,4 @@ def augment(
     if json:
         print_json(found)
     else:
-        print(f"{found['pictures']} pictures with {found['variants']} variants of each: {found['file']}")
+        print(f"{found['pictures']} images with {found['variants']} variants of each: {found['file']}")

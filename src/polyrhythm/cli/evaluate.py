@@ -74,7 +74,7 @@ def evaluate(
     how["calibrate"] = calibrate
     changes = {"images": images, "kinds": names_in(kinds), "plot": plot}
     if robustness:
-        _refuse(how, "is not for --robustness, which shows pictures as in training: leave one of them out")
+        _refuse(how, "is not for --robustness, which shows images as in training: leave one of them out")
         show_robustness(weights, request | _given(changes), as_json=json)
     else:
         _refuse(changes, "is about what --robustness finds: give that too")
@@ -153,7 +153,7 @@ def _say_calibration(found: dict[str, Any]) -> None:
 
 
 def show_robustness(weights: list[str], request: dict[str, Any], *, as_json: bool) -> None:
-    """Test networks on increasingly distorted pictures, and print how their accuracy declines."""
+    """Test networks on increasingly distorted images, and print how their accuracy declines."""
     from polyrhythm.api.robustness import robustness
 
     found = robustness(weights, **request)

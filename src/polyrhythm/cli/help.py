@@ -143,7 +143,7 @@ class Verbs(TyperGroup):
     """The command line as a whole."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options outside verbs, likewise with plain metavars."""
+        """Return the options outside verbs, with plain metavars."""
         return _with_plain_metavars(super().get_params(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -171,7 +171,7 @@ def _with_plain_metavars(parameters: list[Any]) -> list[Any]:
     for each in parameters:
         if each.param_type_name == "argument":
             each.metavar = each.metavar or each.name.upper()
-            each.display_type_rich = _no_type  # newer typers show Python's beside the name
+            each.display_type_rich = _no_type  # newer typers show Python's type next to the name
         elif each.metavar is None:
             each.metavar = "" if each.is_flag else "TEXT"
     return parameters

@@ -13,7 +13,7 @@ RUN_FAILED = 1
 
 
 def join(
-    address: Annotated[str, typer.Argument(help="HOST:PORT, as `polyrhythm train --listen` says it.")],
+    address: Annotated[str, typer.Argument(help="HOST:PORT, as `polyrhythm train --listen` prints it.")],
     token_file: Annotated[
         str | None,
         typer.Option(help="The file of the run token (default: POLYRHYTHM_TOKEN in the environment)."),
@@ -47,5 +47,5 @@ def join(
     print(guest.last_words if status == 0 else f"left with status {status}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    # One that leaves in the middle still has links, whose threads abort an interpreter that ends in good order.
+    # One that leaves in the middle still has links; their threads abort an interpreter that exits normally.
     os._exit(status)

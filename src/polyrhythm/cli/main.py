@@ -1,6 +1,6 @@
 """`polyrhythm`: the verbs, their `--help`, and how errors are printed.
 
-What the help of a verb shows beside its options and arguments:
+The help of a verb, in addition to its options and arguments:
 
     --json              nothing: a flag
     --out TEXT          the kind of value it takes
@@ -102,8 +102,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         adopt_step(os.environ)
     status = _after_last_words(_status(arguments), arguments)
     if started_by_torchrun():
-        # Threads of its links may still be ending, most of all in a rank that leaves in the middle; an interpreter that
-        # ends in good order meanwhile is aborted by them, which torchrun takes for a failure.
+        # Threads of its links may still be ending, most of all in a rank that leaves early; they abort an interpreter
+        # that
+        # exits normally, which torchrun takes for a failure.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -116,7 +117,7 @@ _OF_OTHERS = ("submit",)
 """Verbs that read the options of others."""
 
 _LEAVE_FILES = ("train", "simulate", "run", "join")
-"""Verbs whose work is done once their files are written, whatever became of what they printed."""
+"""Verbs that are done once their files are written, even if their output could not be printed."""
 
 
 def _after_last_words(status: int, arguments: list[str]) -> int:
@@ -173,13 +174,13 @@ def _said(error: Exception) -> int:
         return _fail(str(error), PREEMPTED)
     if isinstance(error, PolyrhythmError):
         return _fail(str(error), REQUEST_WRONG if isinstance(error, RequestError) else RUN_FAILED)
-    if not isinstance(error, BrokenPipeError):  # whoever read our output has gone
+    if not isinstance(error, BrokenPipeError):  # the reader of the output has exited
         traceback.print_exc()
     return RUN_FAILED
 
 
 def _verb_of(error: Any) -> str:
-    """Return the command whose help explains the mistake."""
+    """Return the command with the help that explains the mistake."""
     context = getattr(error, "ctx", None)
     return f"polyrhythm {context.info_name}" if context is not None and context.parent else "polyrhythm"
 

@@ -125,7 +125,7 @@ _CHOICES = {
     "augment": ("augmentation/transforms",),
     "size_schedule": ("training/size_schedules",),
 }
-"""Folders whose modules are the choices of an option."""
+"""Folders with the choices of an option as modules."""
 
 
 def _names_in(*folders: str) -> list[str]:

@@ -37,7 +37,7 @@ def tell(text: str) -> None:
 
 
 def say(label: str, text: str, indent: int = _LABEL) -> None:
-    """Print a label and what it labels, whose lines begin at column `indent`; a long path stays beside its label."""
+    """Print a label and its text, with continuation lines at column `indent`; a long path stays next to its label."""
     head = f"{label:<{indent}}".replace(" ", _HELD)
     print(wrapped(f"{head}{text}", " " * indent) if text else label)
 
@@ -127,7 +127,7 @@ def say_timings(figures: dict[str, Any]) -> None:
 
 
 def say_cache(figures: dict[str, Any]) -> None:
-    """Print where training images came from, if the figures include the cache."""
+    """Print the source of training images, if the figures include the cache."""
     from polyrhythm.reporting.figures import cache_line
 
     if "cache" in figures:
@@ -141,5 +141,5 @@ def say_where_the_report_is(folder: Path) -> None:
 
 
 def rate(images_per_s: float) -> str:
-    """Format images a second: `1,203`, and `0.3` of a few pictures over and over."""
+    """Format images per second: `1,203`, and `0.3` for very few."""
     return f"{images_per_s:,.0f}" if images_per_s >= 10 else f"{images_per_s:.1f}"

@@ -63,7 +63,7 @@ def predict(
         beside = {"IMAGE": images, "--out": out, "--json": json, "--skip-unreadable": skip_unreadable}
         for name, value in beside.items():
             if value:
-                raise RequestError(f"{name} is not for --serve, to which pictures are given: leave it out")
+                raise RequestError(f"{name} is not for --serve, which receives images: leave it out")
         _serve(weights, device, temperature, none_below, options, top, _PORT if port is None else port)
         return
     if port is not None:
@@ -88,7 +88,7 @@ def predict(
     for each in found["unreadable"]:
         print(f"left out: {each['image']} cannot be read ({each['reason']})", file=sys.stderr)
     if out is not None:
-        print(f"{len(found['images']):,} pictures: {out}")
+        print(f"{len(found['images']):,} images: {out}")
         return
     for entry in found["images"]:
         _say(entry, found["weights"])
@@ -112,7 +112,7 @@ def _serve(
 
 def _say_progress(done: int, every: int) -> None:
     end = "\n" if done == every else ""
-    print(f"\r{done:,} of {every:,} pictures", end=end, file=sys.stderr, flush=True)
+    print(f"\r{done:,} of {every:,} images", end=end, file=sys.stderr, flush=True)
 
 
 def _say(entry: dict[str, Any], weights: list[str]) -> None:

@@ -14,7 +14,7 @@ _SHOWN_LAYERS = 12
 
 
 def profile(
-    model: Annotated[str, typer.Option(help="Whose step is measured.")] = "lenet5",
+    model: Annotated[str, typer.Option(help="Model of the measured step.")] = "lenet5",
     data: Annotated[str, typer.Option(help="Training data: a name or a folder.")] = "fashion-mnist",
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images in a worker's batch.")] = 64,
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Compute threads of a worker.")] = 1,

@@ -45,9 +45,7 @@ def report(
     for folder in folders:
         compares = (folder / PLAN_FILE).is_file()
         if compares and not formats:
-            raise RequestError(
-                f"{folder} is a comparison, whose report is there: --plots png writes its plots"
-            )
+            raise RequestError(f"{folder} is a comparison and has its report: --plots png writes its plots")
         if cluster is not None and not compares:
             predict_run(folder, cluster)
         try:

@@ -59,7 +59,7 @@ def tune(
         typer.Option(help="The folder: new, empty, or of the same search (default: a new one in runs/)."),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(help="The folder of a search to go on with, or to help others with.")
+        str | None, typer.Option(help="Folder of a search to continue, or to help others with.")
     ] = None,
     json: Json = False,
     **options: Any,

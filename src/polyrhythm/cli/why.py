@@ -66,7 +66,7 @@ def why(
 
 
 _FAR = 1.25
-"""Times the speed of its dry run from which a run is said to differ from it."""
+"""Ratio to the speed of its dry run from which a run counts as different from it."""
 
 
 def _gain(gain: float) -> str:

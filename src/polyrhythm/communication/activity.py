@@ -57,12 +57,12 @@ class Blocked:
                 self.spans.append((what, began_s, ended_s))
 
 
-class Doing(NamedTuple):
+class RankActivity(NamedTuple):
     """An activity of a rank.
 
     Attributes:
         what: activity in words.
-        since_s: when it began, on this host's monotonic clock.
+        since_s: start on this host's monotonic clock.
         takes_long: whether it may well take long, as a test does.
     """
 
@@ -89,7 +89,7 @@ class Activity:
         self.blocked = None if clock is None else Blocked(clock)
         self._began_s = time.monotonic()
         self._durations_s: deque[float] = deque(maxlen=_STEPS_KEPT)
-        self._doing: dict[int, Doing] = {}
+        self._doing: dict[int, RankActivity] = {}
 
     def step_done(self, step: int) -> None:
         """Note that another step is over."""
@@ -101,9 +101,9 @@ class Activity:
         """Return the median duration of recent steps, in seconds; None before there are a few."""
         return median(self._durations_s) if len(self._durations_s) > 2 else None
 
-    def now(self) -> Doing:
+    def now(self) -> RankActivity:
         """Return what the main thread is doing."""
-        return self._doing.get(self.thread) or Doing(COMPUTING, self._began_s)
+        return self._doing.get(self.thread) or RankActivity(COMPUTING, self._began_s)
 
     def doing(self, what: str, *, takes_long: bool = False) -> _Noted:
         """Note, for the time of a `with`, what this thread does."""
@@ -118,14 +118,16 @@ class _Noted:
     # No generator: every receive that waits passes through here, and making one takes twice as long.
     __slots__ = ("_activity", "_before", "_doing", "_takes_long", "_what")
 
-    def __init__(self, activity: Activity, doing: dict[int, Doing], what: str, takes_long: bool) -> None:
+    def __init__(
+        self, activity: Activity, doing: dict[int, RankActivity], what: str, takes_long: bool
+    ) -> None:
         self._activity, self._doing, self._what, self._takes_long = activity, doing, what, takes_long
-        self._before: Doing | None = None
+        self._before: RankActivity | None = None
 
     def __enter__(self) -> None:
         thread = threading.get_ident()
         self._before = self._doing.get(thread)
-        self._doing[thread] = Doing(self._what, time.monotonic(), self._takes_long)
+        self._doing[thread] = RankActivity(self._what, time.monotonic(), self._takes_long)
 
     def __exit__(self, *_: object) -> None:
         thread, before, blocked = threading.get_ident(), self._before, self._activity.blocked

@@ -27,7 +27,7 @@ _SENDER_TYPE, _CHECK_TYPE = "I", "H"
 class Arrivals:
     """The messages that a rank received when any sender was allowed.
 
-    A request for a checkpoint is left out: it changes nothing, so a replay, which writes none, omits it.
+    A request for a checkpoint is not recorded: it changes nothing, and a replay writes no checkpoints.
 
     Attributes:
         sources: their senders, in the order in which they were taken.

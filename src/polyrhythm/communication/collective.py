@@ -62,7 +62,7 @@ class Collective(Config):
 
         Args:
             ranks: communicator of the participants.
-            tensor: any shape, size and dtype of a message, contiguous; changed in place.
+            tensor: tensor of any shape, size and dtype of a message, contiguous; changed in place.
             tag: tag of this call's messages. Calls that are in progress at once need different ones.
 
         Raises:
@@ -195,7 +195,7 @@ class Members:
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
         """Wait for a message of a member, which must be named."""
-        assert source is not None, "others' messages come by the same way"
+        assert source is not None, "others' messages arrive the same way"
         _, message = self._ranks.receive(self._members[source], tag)
         return source, message
 

@@ -121,7 +121,7 @@ class Communicator(Protocol):
     def revoke(self) -> None:
         """End the use of this communicator and its subgroups: waiting on them raises `CollectiveBroken`, on all ranks.
 
-        Rank 0 notifies all others. Any other rank notifies rank 0, whose wait then raises, and which must
+        Rank 0 notifies all others. Any other rank notifies rank 0, which leaves its wait with an error, and must
         revoke in turn. So no rank waits for one that has given a collective up. Not for the communicator over
         all ranks.
         """
@@ -143,11 +143,11 @@ class Communicator(Protocol):
 
         Args:
             name: identifier among vectors of this communicator.
-            like: gives size and dtype, and on rank 0 the numbers to begin with.
+            like: tensor with the size and dtype, and on rank 0 the numbers to begin with.
             later: whether this rank is such a replacement.
 
         Raises:
-            NoSharedMemory: on rank 0 and ranks without access, if not all are on one host, or it cannot be
+            NoSharedMemory: raised on rank 0 and ranks without access, if not all are on one host, or it cannot be
                 allocated.
             PeerLost: rank 0 is lost, and no other process has it.
         """
@@ -159,7 +159,7 @@ class Communicator(Protocol):
 
         Args:
             name: identifier among vectors of this communicator; used once.
-            like: gives size and dtype, the same on all ranks.
+            like: tensor with the size and dtype, the same on all ranks.
 
         Returns:
             `(n,)`, like `like`; None, on all ranks alike, where this gains nothing over ordinary memory.
@@ -174,8 +174,8 @@ class Communicator(Protocol):
         Losses of their predecessors raise no `PeerLost` on it, even if this rank has not heard of them before.
 
         Args:
-            name: as in `subgroup`.
-            ranks: as in `subgroup`.
+            name: see `subgroup`.
+            ranks: see `subgroup`.
             generations: number of predecessors of each rank.
         """
 

@@ -271,7 +271,7 @@ class Compressor(Config):
 def check_length(name: str, payload: Tensor, wanted: int | None) -> None:
     """Raise `MalformedMessage` unless a payload has the bytes that it must have."""
     if payload.numel() != wanted:
-        raise MalformedMessage(f"{payload.numel()} bytes of {name} came where {wanted} were due")
+        raise MalformedMessage(f"{payload.numel()} bytes of {name} arrived where {wanted} were due")
 
 
 def bytes_of(values: Tensor) -> Tensor:

@@ -44,8 +44,8 @@ class Uniforms:
     On a GPU they are torch's, drawn there: other ones, as evenly distributed.
 
     Args:
-        generator: gives the seed.
-        device: where they are needed.
+        generator: random generator, which the seed is drawn from.
+        device: device of the numbers.
     """
 
     _PARTS = 1 << 16
@@ -58,7 +58,7 @@ class Uniforms:
         self._on_device = None if device.type == "cpu" else torch.Generator(device).manual_seed(seed)
 
     def next(self, numbers: int, scale: float = 1.0) -> Tensor:
-        """Return the next ones times a scale, `(numbers,)` float32; what is left of a word of four is not used."""
+        """Return the next numbers times a scale, `(numbers,)` float32; the rest of a 4-number word is discarded."""
         if self._on_device is not None:
             return torch.rand(numbers, generator=self._on_device, device=self._device).mul_(scale)
         words: np.ndarray[tuple[int], np.dtype[np.uint64]] = self._bits.random_raw(

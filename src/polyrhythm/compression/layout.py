@@ -66,7 +66,7 @@ class Layout:
 
     Attributes:
         size: numbers of the vector.
-        sections: every number is in one.
+        sections: sections; every number is in one.
         first: the number of its first section, where it is a stretch of a larger layout.
     """
 
@@ -121,8 +121,8 @@ class Layout:
             return cls.of([tuple(view.parameter.shape) for view in flat.views], compressor)
         if compressor.by_value:
             raise RequestError(
-                f"what {compressor} sends depends on gradients or batches, of which a dry run has none: leave "
-                "--gradients none out, or take a compressor whose bytes are known, such as top_k"
+                f"messages of {compressor} depend on gradients or batches, and a dry run has none: leave "
+                "--gradients none out, or take a compressor with known sizes, such as top_k"
             )
         true = cls.of(flat.shapes, compressor)
         if flat.stands_for == 1:
@@ -152,7 +152,7 @@ class Layout:
             dense = self.size - sum(section.numbers for section in inside)
             return lefts + dense, rights
         whole = self.nbytes(compressor, dtype, step)
-        assert whole is not None, "numbers are as many as their bytes say"
+        assert whole is not None, "the number of bytes determines the number of elements"
         return ((whole - _HEADER.size - _LENGTH_BYTES * len(self.sections)) // dtype.itemsize,)
 
     def part(self, compressor: Compressor, start: int, stop: int) -> Layout:
@@ -307,7 +307,9 @@ class Layout:
             place = _place(section, number, total.dtype, step, rank)
             dense = section.dense or all_dense
             if dense and part.numel() != place.numbers * total.element_size():
-                raise MalformedMessage(f"{part.numel()} bytes came for {place.numbers} numbers as they are")
+                raise MalformedMessage(
+                    f"{part.numel()} bytes arrived for {place.numbers} numbers as they are"
+                )
             if len(section.ranges) == 1:
                 [(start, stop)] = section.ranges
                 own = total[start:stop]
@@ -376,11 +378,11 @@ class Layout:
         wanted = (codec_of(compressor), _VERSION, _DTYPES.index(dtype), len(self.sections))
         if (codec, version, number, sections) != wanted:
             raise MalformedMessage(
-                f"a vector came that {compressor} has not compressed, or of another layout"
+                f"a vector arrived that {compressor} has not compressed, or of another layout"
             )
         lengths = struct.unpack_from(f"<{sections}I", raw, _HEADER.size)
         if first + sum(map(_aligned, lengths)) != payload.numel():
-            raise MalformedMessage("a compressed vector is not as long as it says")
+            raise MalformedMessage("a compressed vector has the wrong length")
         parts, start = [], first
         for length in lengths:
             parts.append(payload[start : start + length])
@@ -439,7 +441,7 @@ class CountedLayout(Layout):
     def encode(self, compressor: Compressor, vector: Tensor, *, step: int = 0, **more: Any) -> Tensor:
         """Return a payload without contents; see `Layout.encode`."""
         whole = self.nbytes(compressor, vector.dtype, step)
-        assert whole is not None, "a dry run takes no compressor whose bytes depend on values"
+        assert whole is not None, "a dry run supports only compressors with known sizes"
         return bare_payload(whole)
 
     def add_to(self, compressor: Compressor, total: Tensor, payload: Tensor, rank: int = 0) -> None:

@@ -67,7 +67,8 @@ def unpack(payload: Tensor, numbers: int, bits: int) -> Tensor:
     """
     if payload.numel() != packed_bytes(numbers, bits):
         raise MalformedMessage(
-            f"{payload.numel()} bytes came for {numbers} codes of {bits} bits, which take {packed_bytes(numbers, bits)}"
+            f"{payload.numel()} bytes arrived for {numbers} codes of {bits} bits, which take "
+            f"{packed_bytes(numbers, bits)}"
         )
     if bits == WIDEST_BITS:
         return payload.clone()

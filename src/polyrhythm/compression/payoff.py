@@ -31,7 +31,7 @@ class Exchange:
 
     Attributes:
         whole_bytes: bytes through the busiest port, each way, without compression.
-        sent_bytes: the same with it.
+        sent_bytes: bytes through the busiest port, each way, with compression.
         encodings: encodings of whole vectors, one after the other.
         decodings: decodings of whole vectors, one after the other.
     """
@@ -106,7 +106,7 @@ def measured_payoff(
     """Measure the time of compression on this machine, and return its cost and saving.
 
     Args:
-        compressor: compressor whose bytes do not depend on values.
+        compressor: compressor with a number of bytes that does not depend on values.
         layout: layout of the model.
         exchange: bytes and computation of the strategy's exchange.
         dtype: dtype of the vector.

@@ -43,10 +43,10 @@ def decode_sparse(payload: Tensor, numbers: int, dtype: torch.dtype) -> tuple[Te
         MalformedMessage: another length, or indices that do not ascend within the vector.
     """
     if payload.numel() < SCALAR_BYTES:
-        raise MalformedMessage("sparse entries came without their count")
+        raise MalformedMessage("sparse entries arrived without their count")
     count = int(values_of(payload[:SCALAR_BYTES], torch.int32))
     if not 0 <= count <= numbers or payload.numel() != sparse_bytes(count, dtype):
-        raise MalformedMessage(f"{payload.numel()} bytes came for {count} entries of {numbers} numbers")
+        raise MalformedMessage(f"{payload.numel()} bytes arrived for {count} entries of {numbers} numbers")
     middle = SCALAR_BYTES * (1 + count)
     indices = values_of(payload[SCALAR_BYTES:middle], torch.int32).long()
     check_ascending(indices, numbers)
@@ -58,7 +58,7 @@ def check_ascending(indices: Tensor, numbers: int) -> None:
     if indices.numel() and not (
         int(indices[0]) >= 0 and int(indices[-1]) < numbers and bool((indices[1:] > indices[:-1]).all())
     ):
-        raise MalformedMessage("sparse entries came out of order, or beyond their vector")
+        raise MalformedMessage("sparse entries arrived out of order, or beyond their vector")
 
 
 def largest(vector: Tensor, count: int) -> Tensor:

@@ -93,12 +93,14 @@ class Stream:
         """
         dtype = self.values.dtype
         if payload.numel() < SCALAR_BYTES:
-            raise MalformedMessage("a stream came without its count")
+            raise MalformedMessage("a stream arrived without its count")
         if int(values_of(payload[:SCALAR_BYTES], torch.int32)) != _DENSE:
             indices, values = decode_sparse(payload, self.size, dtype)
             return Stream(self.size, values, indices)
         if payload.numel() != SCALAR_BYTES + self.size * dtype.itemsize:
-            raise MalformedMessage(f"{payload.numel()} bytes came for a dense stream of {self.size} numbers")
+            raise MalformedMessage(
+                f"{payload.numel()} bytes arrived for a dense stream of {self.size} numbers"
+            )
         return Stream(self.size, values_of(payload[SCALAR_BYTES:], dtype), None)
 
 

@@ -1,7 +1,7 @@
 """Build a job from a configuration: specs become objects, and impossible requests are refused before anything starts.
 
 The parts are the data with their caches (decoded images on disk for later runs, in memory or on the GPU for later
-epochs), the objective (loss, class weights, teachers), the picture sizes (windows, size schedule), and a trial run
+epochs), the objective (loss, class weights, teachers), the image sizes (windows, size schedule), and a trial run
 that constructs once what every rank will construct.
 """
 
@@ -86,8 +86,8 @@ def strategy_from(spec: Any, compress: Any = None) -> Strategy:
     """Build a strategy from its spec.
 
     Args:
-        spec: of the strategy.
-        compress: spec of what compresses what it sends; None: nothing, or what `spec` names.
+        spec: spec of the strategy.
+        compress: spec of the compressor; None: none, or the one in `spec`.
 
     Raises:
         RequestError: unknown name or key, a value out of range, or a strategy that cannot be compressed.
@@ -129,7 +129,7 @@ def balance_from(config: RunConfig, strategy: Strategy) -> Balance:
     if config.on_loss == "rescale":
         if not made.optional:
             raise RequestError(
-                f"balance {made}: with on_loss rescale a lost worker's part is left out, and parts must be equal: "
+                f"balance {made}: with on_loss rescale a failed worker's part is dropped, and parts must be equal: "
                 "leave one of them out"
             )
         return Off()
@@ -160,7 +160,7 @@ def draws(deal: str, strategy: Strategy, workers: int) -> bool:
     if deal == "drawn" and not possible:
         raise RequestError(
             f"{strategy} with {workers} workers has all of them take equally many steps, so each has a fixed share: "
-            "leave deal out, or choose a strategy whose workers go at their own pace, such as parameter_server"
+            "leave deal out, or choose an asynchronous strategy, such as parameter_server"
         )
     return possible and deal != "fixed"
 
@@ -173,12 +173,12 @@ def warn_of(strategy: Strategy, workers: int, learning_rate: float) -> None:
 
 
 def warn_of_cut(strategy: Strategy, workers: int, batch_size: int, head: Sequence[int]) -> None:
-    """Log a warning if to cut the layers at a network's end sends more than all-reducing their gradients.
+    """Log a warning if cutting the layers at a network's end sends more than all-reducing their gradients.
 
     Args:
-        strategy: whose workers compute these layers together.
-        workers: how many there are.
-        batch_size: of one of them.
+        strategy: strategy with jointly computed layers.
+        workers: number of workers.
+        batch_size: batch size of one worker.
         head: features that go into the layers, and the neurons of each.
     """
     features, *widths = head
@@ -202,9 +202,9 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig, dataset: Datase
     """Build the job that a configuration describes.
 
     Args:
-        config: of the run.
-        checkpointing: of the run, with its folder.
-        dataset: its data; None: they are opened as the configuration says.
+        config: configuration of the run.
+        checkpointing: checkpoint options of the run, with its folder.
+        dataset: data of the run; None: opened from the configuration.
 
     Raises:
         RequestError: the request is invalid.
@@ -267,10 +267,10 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig, dataset: Datase
     if config.batch_norm != "plain":
         with torch.random.fork_rng(devices=[]):
             job.learning.batch_norm.prepare(make_model())
-    # Batch norm has no variance of a single value per channel; the error would come from deep inside a rank.
+    # Batch norm has no variance of a single value per channel; the error would be raised deep inside a rank.
     if job.calendar.images(0, 0) == 1:
         check_learns_alone(make_model, dataset.image_shape)
-    _warn_of_random_parts(config)  # last: a request that is refused is told that alone
+    _warn_of_random_parts(config)  # last: a request that is refused gets no warning
     if how.transform is not None:
         _warn_of_frames(how.transform, dataset)
     warn_of(strategy, config.workers, how.optimizer.lr)
@@ -291,16 +291,16 @@ def _check_joinable(config: RunConfig, strategy: Strategy) -> None:
     traits = strategy.traits(config.workers)
     if traits.one_host:
         raise RequestError(
-            f"nobody can join {strategy}, whose workers share the memory of one host: leave out listen, or choose "
+            f"workers cannot join {strategy}, which uses the shared memory of one host: leave out listen, or choose "
             "another strategy, such as parameter_server"
         )
     if not strategy.faults(config.workers).goes_on:
         raise RequestError(
-            f"nobody can join {strategy} with {config.workers} workers, which does not go on without one: leave out "
+            f"workers cannot join {strategy} with {config.workers} workers, which stops without one: leave out "
             "listen, or choose another strategy, such as parameter_server"
         )
     if config.freeze_epochs is not None:
-        raise RequestError("freeze_epochs makes two runs of one, which nobody can join: leave out listen")
+        raise RequestError("freeze_epochs makes two runs of one, which workers cannot join: leave out listen")
     if not isinstance(config.data, str | Path) or not isinstance(config.model, str):
         raise RequestError("guests find data and model by their names: give names, or leave out listen")
     if config.vacant >= config.workers:
@@ -327,19 +327,20 @@ def _warn_of_random_parts(config: RunConfig) -> None:
     """Warn if frozen parts keep their random initial values; a network object may bring its own weights."""
     if config.weights is None and isinstance(config.model, str) and config.freeze not in ("none", "norms"):
         _log.warning(
-            "freeze %s keeps parts of a network that nobody has trained at random numbers: give weights to start from, "
+            "freeze %s keeps untrained parts of a network at random values: give weights to start from, "
             "or leave freeze out",
             config.freeze,
         )
 
 
 def _warn_of_frames(chain: Chain, dataset: Dataset) -> None:
-    """Warn if warps fill with a frame what pictures have around the square that is shown of them."""
+    """Warn if warps fill with a frame although images continue around the visible square."""
     framed = [each for each in chain.transforms if isinstance(each, Warp) and each.fill == "zero"]
     if framed and dataset.shown < 1 and not isinstance(dataset.train, WindowSplit):
         _log.warning(
-            "%s see the square in the middle of the pictures alone, and leave grey corners where these go on: give "
-            "--scale %d to move the larger picture, or fill=reflect",
+            "%s see the center square of the images only, and leave gray corners although the images continue "
+            "there: give "
+            "--scale %d to move the larger image, or fill=reflect",
             "; ".join(each.name for each in framed),
             round(dataset.image_shape[1] / dataset.shown),
         )
@@ -394,7 +395,7 @@ class _Rules:
 
 
 def opened(config: RunConfig, dealt: Dealt = None) -> Dataset:
-    """Open the data of a run, whose images keep the sides to which they were dealt."""
+    """Open the data of a run, with the given image sizes."""
     return open_data(
         config.data,
         image_size=config.image_size,
@@ -409,8 +410,8 @@ def data_of(config: RunConfig, folder: Path | None = None) -> Dataset:
     """Open the data of a run, with the classes and the held-out images that its folder records.
 
     Args:
-        config: of the run.
-        folder: of a run that may have begun; None: a new run.
+        config: configuration of the run.
+        folder: folder of a run that may have begun; None: a new run.
 
     Raises:
         RequestError: there are fewer training images than workers, or the run has been trained on other classes.
@@ -435,14 +436,14 @@ def data_of(config: RunConfig, folder: Path | None = None) -> Dataset:
 
 
 def check_length(config: RunConfig, images: int) -> None:
-    """Refuse a length that is told twice or cannot be, with so many training images.
+    """Reject a length that is given twice or impossible with this number of training images.
 
     Raises:
-        RequestError: with what would work.
+        RequestError: the length is wrong; the message has a remedy.
     """
     if config.updates is not None:
         if config.epochs is not None:
-            raise RequestError("--updates and --epochs both say how long: give one of them")
+            raise RequestError("--updates and --epochs both set the length: give one of them")
         if _made("batch schedule", config.batch_schedule, BATCH_SCHEDULES) != Constant():
             raise RequestError(
                 f"--updates counts batches of one size, and batch schedule {config.batch_schedule} changes it: give "
@@ -460,7 +461,7 @@ def epochs_of(config: RunConfig, dataset: Dataset, strategy: Strategy) -> int:
     """Return the epochs that a run begins.
 
     Raises:
-        RequestError: its length is told twice or cannot be.
+        RequestError: its length is given twice or impossible.
     """
     images, workers = len(dataset.train), config.workers
     check_length(config, images)
@@ -639,7 +640,7 @@ SIZE_SCHEDULES = "polyrhythm.training.size_schedules"
 
 
 def chain_from(config: RunConfig, chain: Chain | None, dataset: Dataset) -> Chain | None:
-    """Return the augmentations of a data set; a random window comes first where pictures are larger than that."""
+    """Return the augmentations of a data set; a random window is applied first where images are larger."""
     if config.scale is not None:
         window = Window(size=dataset.image_shape[1])
         after = Chain(()) if chain is None else chain
@@ -650,10 +651,10 @@ def chain_from(config: RunConfig, chain: Chain | None, dataset: Dataset) -> Chai
 def size_schedule_from(
     config: RunConfig, dataset: Dataset, make_model: Callable[[], nn.Module], epochs: int
 ) -> SizeSchedule:
-    """Build the schedule of picture sizes, and try the network on every size.
+    """Build the schedule of image sizes, and try the network on every size.
 
     Raises:
-        RequestError: unknown schedule, a size beyond that of the pictures, or one that the network cannot take.
+        RequestError: unknown schedule, a size beyond that of the images, or one that the network does not support.
     """
     schedule = build("size schedule", str(config.size_schedule), SIZE_SCHEDULES)
     assert isinstance(schedule, SizeSchedule)
@@ -662,7 +663,7 @@ def size_schedule_from(
     if not sides:
         return schedule
     if shape[0] != shape[1]:
-        raise RequestError(f"size schedule {schedule} needs square pictures: give an --image-size")
+        raise RequestError(f"size schedule {schedule} needs square images: give an --image-size")
     with torch.random.fork_rng(devices=[]):
         model = make_model()
     for side in sorted(sides):
@@ -670,7 +671,7 @@ def size_schedule_from(
             check_picture_size(model, "", len(dataset.classes), (channels, side, side))
         except RequestError:
             raise RequestError(
-                f"size schedule {schedule} shows pictures of {side} pixels, which the model cannot take: give other "
+                f"size schedule {schedule} has images of {side} pixels, which the model does not support: give other "
                 "sizes, or a network that ends in a global pooling, such as resnet18"
             ) from None
     return schedule

@@ -70,7 +70,7 @@ MOST_STEPS = 1_000_000_000
 
 
 def check_dry_run_options(given: Collection[str], steps: int | None) -> None:
-    """Refuse options given beside a recipe that a dry run does not use; the recipe itself may be one for training."""
+    """Reject options given in addition to a recipe that a dry run does not use."""
     for key in LEARNING_ONLY:
         if key in given:
             raise RequestError(
@@ -80,7 +80,7 @@ def check_dry_run_options(given: Collection[str], steps: int | None) -> None:
         _check_steps(steps)
     for key in ("epochs", "updates"):
         if steps is not None and key in given:
-            raise RequestError(f"--steps and --{key} both say how long: give one of them")
+            raise RequestError(f"--steps and --{key} both set the length: give one of them")
 
 
 def _check_steps(steps: int) -> None:
@@ -160,13 +160,13 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
 def sizes_for(
     model: nn.Module, image_shape: tuple[int, int, int], strategy: Strategy, workers: int
 ) -> ModelSizes:
-    """Return the sizes of the parts of a model that travel under a strategy.
+    """Return the sizes of the parts of a model that a strategy sends.
 
     Args:
         model: on the meta device; its parameters become views of one vector.
-        image_shape: (C, H, W) of a picture.
-        strategy: may size buckets, cut the network, and divide it among servers.
-        workers: how many train.
+        image_shape: (C, H, W) of an image.
+        strategy: strategy; may size buckets, cut the network, and divide it among servers.
+        workers: number of workers.
 
     Raises:
         RequestError: the strategy cannot cut or divide it.
@@ -191,11 +191,11 @@ def shapes_of(model: Any, classes: int, image_shape: tuple[int, int, int]) -> nn
 
     Args:
         model: a spec, its text, or a module, which is copied.
-        classes: how many it tells apart.
-        image_shape: (C, H, W) of a picture.
+        classes: number of classes.
+        image_shape: (C, H, W) of an image.
 
     Raises:
-        RequestError: there is no such model, or it cannot take pictures of that size.
+        RequestError: there is no such model, or it does not support images of that size.
     """
     if isinstance(model, nn.Module):
         return copy.deepcopy(model).to("meta")

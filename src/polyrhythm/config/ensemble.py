@@ -24,8 +24,8 @@ class Ensemble:
     """An ensemble.
 
     Attributes:
-        members: how many networks.
-        each: the strategy of every one of them.
+        members: number of networks.
+        each: strategy of every member.
     """
 
     members: int = 4
@@ -57,10 +57,10 @@ class Ensemble:
         return f"ensemble(members={self.members}, each={each})"
 
     def member_configs(self, config: RunConfig) -> list[RunConfig]:
-        """Return the configuration of each member's run, as one could give it to `train` alone.
+        """Return the configuration of each member's run, as a configuration of `train`.
 
         Args:
-            config: of the ensemble.
+            config: configuration of the ensemble.
 
         Raises:
             RequestError: the workers cannot be shared out equally.

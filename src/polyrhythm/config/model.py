@@ -24,8 +24,8 @@ def model_maker(
 
     Args:
         model: a spec, its text, or a module.
-        dataset: determines the number of classes and the size of pictures.
-        weights: what replicas start from; see `start_from`.
+        dataset: data set, which determines the number of classes and the size of images.
+        weights: initial weights; see `start_from`.
         frozen: the parts that are not trained; see `freeze`.
     """
     return partial(_make_model, model, len(dataset.classes), dataset.image_shape, weights, frozen)
@@ -40,7 +40,7 @@ def device_from(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
-        # All three, not the one like it: who writes gpu means cuda, and not cpu.
+        # All three, not the one like it: gpu means cuda, and not cpu.
         raise RequestError(f"unknown device {name!r}: there are auto, cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise RequestError("there is no CUDA device here: use --device cpu")
@@ -52,7 +52,7 @@ def devices_from(names: str, workers: int) -> tuple[torch.device, ...]:
 
     Args:
         names: one for all, or one for each worker, separated by commas, as in `cuda,cpu,cpu`.
-        workers: how many there are.
+        workers: number of workers.
 
     Raises:
         RequestError: there is no such device on this machine, or another number of them.

@@ -70,7 +70,7 @@ def check_format(folder: Path) -> None:
     """Refuse the folder of a run that a later version has written in another format.
 
     Raises:
-        RequestError: for that reason.
+        RequestError: a later version has written the folder.
     """
     try:
         told = read_json_in_run(folder / ENVIRONMENT_FILE)
@@ -85,10 +85,10 @@ def check_format(folder: Path) -> None:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Read the configuration that a run has written, with what older runs did where they name no option.
+    """Read the configuration that a run has written, with the defaults of the version that wrote it.
 
     Raises:
-        RequestError: as `read_recipe`, or the run folder has a later format.
+        RequestError: see `read_recipe`, or the run folder has a later format.
     """
     check_format(path.parent)
     return {"deal": "fixed"} | read_run_recipe(path)
@@ -98,7 +98,7 @@ def read_run_folder(folder: Path) -> dict[str, Any]:
     """Read the configuration of a run that is to be resumed; see `read_run`.
 
     Raises:
-        RequestError: as `read_run`, or the folder is not one of a run.
+        RequestError: see `read_run`, or the folder is not one of a run.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -111,7 +111,7 @@ def as_command(words: Sequence[str], options: Mapping[str, object]) -> str:
 
     Args:
         words: the verb, and what follows it.
-        options: by their keys; those that are None or False are left out.
+        options: by their keys; those that are None or False are omitted.
     """
     said = ["polyrhythm", *words]
     for key, value in options.items():
@@ -124,9 +124,9 @@ _HOW_LONG = ("epochs", "updates")
 
 
 def configure(*layers: Mapping[str, object]) -> RunConfig:
-    """Merge layers of values, of which later ones win, and check the result.
+    """Merge layers of values, with precedence for later ones, and check the result.
 
-    A layer that says how long, by one of two keys, replaces what an earlier one said by the other.
+    A length given by one of two keys replaces an earlier one given by the other.
 
     Raises:
         RequestError: unknown key, or a value out of range.
@@ -155,6 +155,23 @@ def write_recipe(config: RunConfig, path: Path) -> None:
     text = yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True)
     with open_new(path) as file:
         file.write(text.encode(errors="backslashreplace"))
+
+
+def check_writable(verb: str, options: Mapping[str, object]) -> None:
+    """Reject objects among the options of a verb that starts its runs from files.
+
+    Raises:
+        RequestError: an option is not a text, a number, a path, a spec, or a list of these.
+    """
+    for key, value in options.items():
+        several = list(value) if isinstance(value, list | tuple) else [value]
+        if not all(
+            each is None or isinstance(each, str | int | float | Path | Config | Spec) for each in several
+        ):
+            raise RequestError(
+                f"{verb} starts its runs from files, so {key} must be text or numbers (given {type(value).__name__}): "
+                "polyrhythm.train and polyrhythm.simulate take objects"
+            )
 
 
 def plain_values(config: RunConfig) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """A strategy of strategies: `stages("synchronous until 0.1; parameter_server(servers=1)")`.
 
-Each stage ends at the end of an epoch, where the next strategy goes on with parameters, optimiser state, schedule and
-counts. `until` is followed by a share of the run's epochs (below 1), by a number of whole epochs (`until 3 epochs`), or
-by what a test is to reach (`until top1=0.8`); the last stage has none. A stage whose target is not reached is the last.
+Each stage ends at the end of an epoch, where the next strategy continues with parameters, optimizer state, schedule
+and counts. `until` is followed by a share of the run's epochs (below 1), by a number of whole epochs (`until 3
+epochs`), or by the target of a test (`until top1=0.8`); the last stage has none. If a target is not reached, its stage
+is the last.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Stage:
     Attributes:
         strategy: its spec.
         until: the share of the run's epochs after which it ends, if below 1; else how many epochs; 0: with the run.
-        target: what a test is to reach for it to end, in place of `until`; None: nothing.
+        target: target of a test that ends it, instead of `until`; None: none.
     """
 
     strategy: str
@@ -73,10 +74,10 @@ class Stages:
         return f'stages("{"; ".join(parts)}")'
 
     def ends(self, epochs: int) -> list[int | None]:
-        """Return how many epochs are done when each stage ends; None where a test decides that.
+        """Return the number of finished epochs at the end of each stage; None where a test decides.
 
         Args:
-            epochs: of the run.
+            epochs: epochs of the run.
 
         Raises:
             RequestError: a stage would be without an epoch.

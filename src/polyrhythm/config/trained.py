@@ -60,8 +60,8 @@ def fill(model: nn.Module, path: Path) -> None:
     """Load the weights of a checkpoint into a model in place, with the mean of the workers' batch-norm statistics.
 
     Args:
-        model: on the CPU; what the run did not train is loaded already.
-        path: of the checkpoint.
+        model: model on the CPU; untrained tensors are loaded already.
+        path: path of the checkpoint.
 
     Raises:
         RequestError: the checkpoint is damaged, or belongs to another network.
@@ -115,7 +115,7 @@ def _compared(dataset: Dataset, record: DataRecord, path: Path) -> Dataset:
     """Return data with the labels of a network, once they are known to hold no test image that it was trained on.
 
     Raises:
-        RequestError: classes differ, or images that it was trained on cannot be told from others.
+        RequestError: classes differ, or its training images cannot be identified.
     """
     matched = record.matched(dataset, str(path))
     changes = record.changes(matched)
@@ -144,7 +144,7 @@ def _is_same_place(one: str, other: str) -> bool:
 
 
 class Reordered(nn.Module):
-    """A network whose outputs are put into the order of other data's classes.
+    """A network with outputs in the order of other data's classes.
 
     Args:
         model: maps (B, C, H, W) to logits (B, K).
@@ -169,12 +169,12 @@ class Trained:
     """A trained network.
 
     Attributes:
-        path: as the user gave it.
+        path: path given by the user.
         file: file of the weights.
-        model: on `device`.
+        model: model on `device`.
         model_name: name to display.
-        dataset: what it was trained on, or what was given instead.
-        device: where the model is.
+        dataset: its training data, or the data given instead.
+        device: device of the model.
     """
 
     path: Path
@@ -214,13 +214,13 @@ def load_trained(
     known = facts_of(path)
     model = model if model is not None else known.get("model")
     if model is None:
-        raise RequestError(f"{path} does not say what it was trained with: give --model")
+        raise RequestError(f"{path} does not record its training configuration: give --model")
     size, record, order = options.get("image_size") or known.get("image_size"), recorded(path), None
     if dataset is None:
         skips = options.get("skip_unreadable") or (data is None and known.get("skip_unreadable") is True)
         data = data if data is not None else known.get("data")
         if data is None:
-            raise RequestError(f"{path} does not say what it was trained with: give --data")
+            raise RequestError(f"{path} does not record its training configuration: give --data")
         dataset = open_data(
             data,
             image_size=size,
@@ -240,7 +240,7 @@ def load_trained(
     place = device_from(device)
     run = run_of(path)
     if run is not None and is_last(path) and (run / MODEL_FILE).is_file():
-        file, run = run / MODEL_FILE, None  # workers may have come together after their last checkpoint
+        file, run = run / MODEL_FILE, None  # workers may have averaged after their last checkpoint
     if run is None:
         replica = model_maker(model, dataset, str(file))().to(place)
     else:
@@ -264,7 +264,7 @@ def member_folder(folder: Path, member: int) -> Path:
 
 
 def voters(path: Path) -> list[Path]:
-    """Return the runs whose networks vote for a path: of an ensemble's folder its members, unless it was distilled."""
+    """Return the runs of the networks that vote for a path: an ensemble's members, unless it was distilled."""
     if (path / MODEL_FILE).is_file() or not (path / ENSEMBLE_FILE).is_file():
         return [path]
     members = read_json_in_run(path / ENSEMBLE_FILE).get("members")

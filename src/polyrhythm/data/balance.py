@@ -81,7 +81,7 @@ class Balance(Config):
         """Reject a balance that does not work for this number of workers and this global batch size.
 
         Raises:
-            RequestError: with the reason and what would work.
+            RequestError: the balance is not supported; the message has the reason and the alternatives.
         """
         if batch < workers and not self.optional:
             raise RequestError(
@@ -100,7 +100,7 @@ def check_weights(balance: Balance, weights: Sequence[float], workers: int, batc
         batch: images of a global batch.
 
     Raises:
-        RequestError: with the reason and what would work.
+        RequestError: the weights are not supported; the message has the reason and the alternatives.
     """
     if len(weights) != workers:
         raise RequestError(
@@ -145,8 +145,8 @@ def split(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Divide a whole number in proportion to weights, by largest remainders; of equal ones the first is rounded up.
 
     Args:
-        total: at least 0.
-        weights: at least 0 each, and above 0 together.
+        total: number to divide, at least 0.
+        weights: weights, at least 0 each, with a positive sum.
     """
     whole = sum(weights)
     exact = [total * weight / whole for weight in weights]
@@ -180,14 +180,14 @@ class Controller:
     Args:
         batch: B, images of a global batch; at least one a worker.
         workers: number of workers.
-        band: least gain for which parts change at once, however sure it is.
-        least: images of a worker at least, as far as there are enough.
+        band: minimum gain for an immediate change, regardless of its certainty.
+        least: minimum number of images of a worker, as far as there are enough.
         shapes: shapes of the workers; empty: seconds are proportional to images.
         weights: relative parts to begin with; empty: all alike.
 
     Attributes:
-        sizes: each worker's images in a global batch; their sum is `batch`.
-        most: each worker's limit, from its memory.
+        sizes: images of each worker in a global batch; they sum to `batch`.
+        most: limit of each worker, from its memory.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class Controller:
             }
             if not outside:
                 break
-            # Limits of one kind at a time: those whose workers lack or have more than all others together.
+            # Limits of one kind at a time: the kind with the larger total excess or lack.
             over = sum(exact[worker] - bound for worker, bound in outside.items())
             kept = {
                 worker: bound for worker, bound in outside.items() if (exact[worker] > bound) == (over >= 0)

@@ -1,4 +1,4 @@
-"""A split whose decoded images stay in memory, or on the GPU, as many as fit.
+"""A split with decoded images in memory, or on the GPU, as many as fit.
 
 Section 3.1 of Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876:
 data that fit into the memory of the devices are read once.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Decoding(Protocol):
-    """A split whose images are decoded first, always to the same bytes, and normalized afterwards."""
+    """A split that decodes images first, always to the same bytes, and normalizes them afterwards."""
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -119,7 +119,7 @@ def free_bytes(system: Path = Path("/")) -> int:
 
 
 def _left(folder: Path, limit: str, used: str) -> int | None:
-    """Return what is left of a control group's limit; None if it has none."""
+    """Return the unused bytes of a control group's limit; None if it has none."""
     try:
         return int((folder / limit).read_text()) - int((folder / used).read_text())
     except (OSError, ValueError):  # no such file, or `max`
@@ -302,7 +302,7 @@ def left_out_of(*splits: Split) -> str:
 
 
 class _DecodingPart(Part):
-    """A part of a split whose images are decoded first, so that a cache can keep them; see `Decoding`."""
+    """A part of a split that decodes images first, so that a cache can keep them; see `Decoding`."""
 
     whole_split: Any
 

@@ -20,7 +20,7 @@ from polyrhythm.errors import RequestError, printable
 
 OWN_EPOCHS = 10
 _LOOKED_AT = 256
-"""Images of a user's own data whose minimum and maximum are taken as black and white."""
+"""Number of images of a user's own data with a minimum and maximum that are taken as black and white."""
 
 _WANTED = (
     "give a (train, test) pair, each a map-style torch Dataset of (image tensor, label) "
@@ -56,7 +56,7 @@ class UnreadableFiles(RequestError):
 
 
 def read_those_left(read: Callable[[Tensor], Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return those of `indices`, (B,) int64, whose images can be read, and what `read` returns of them.
+    """Return the readable ones of `indices`, (B,) int64, and the result of `read` for them.
 
     Raises:
         RequestError: an image cannot be read, and may not be left out.
@@ -102,7 +102,7 @@ class Dataset:
     """A data set.
 
     Attributes:
-        name: as the user gave it.
+        name: name given by the user.
         train: the training images.
         test: the test images.
         classes: the name of every class, in the order of the labels.
@@ -114,7 +114,7 @@ class Dataset:
         shown: side of the center square that images are made of, as a share of an image's shorter side.
         names: names of all training images and of all test images, in their order; None: images have no names.
         held_out: whether the test images were held out of the training images.
-        left_out: other files and folders that were left out.
+        left_out: number of skipped files and folders.
     """
 
     name: str
@@ -231,12 +231,12 @@ class Part:
 
 
 class TorchSplit:
-    """A map-style `torch.utils.data.Dataset` whose items are (image tensor, label).
+    """A map-style `torch.utils.data.Dataset` with items (image tensor, label).
 
-    Labels come from its attribute `targets` if it has one; otherwise every item is read once.
+    Labels are read from its attribute `targets` if it has one; otherwise every item is read once.
 
     Raises:
-        RequestError: at construction: no items, or items that are not an image tensor (C, H, W) and a label.
+        RequestError: raised at construction: no items, or items that are not an image tensor (C, H, W) and a label.
     """
 
     def __init__(self, items: Any) -> None:

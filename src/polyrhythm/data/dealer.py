@@ -7,7 +7,7 @@ A *unit* is what takes a batch of its own: a worker, or a group of workers that 
     unit 1    . . c d . . . . i j k l . . . .
     unit 2    . . . . . . . . . . . . m n o .
 
-Where R images of an epoch are left, a unit of speed v_i (images a second, as measured) is granted
+Where R images of an epoch remain, a unit of speed v_i (images per second, as measured) is granted
 
     R v_i / (2 Σ v)     images, in whole batches, at least one, and at most as many batches as it has done before
 
@@ -62,12 +62,12 @@ class Grant:
 
     Attributes:
         step: number of the unit's steps before these batches.
-        epoch: epoch of the order; the number of epochs where no work is left.
+        epoch: epoch of the order; the number of epochs if no work remains.
         start: position of the first image in that order.
         stop: position after the last image.
-        batches: number of batches; 0 where no work is left.
+        batches: number of batches; 0 if no work remains.
         reached: images of the run completed by all units before the first batch, estimated from their speeds.
-        until: the same, after the last batch.
+        until: images of the run completed by all units after the last batch, estimated in the same way.
     """
 
     step: int
@@ -109,12 +109,12 @@ class Unit:
         step: number of its steps before its first grant.
 
     Attributes:
-        size: as given.
+        size: the argument of that name.
         first: number of steps before its first remembered grant.
         grants: consecutive grants, without a gap.
         speed: images per second; None before it is known.
         gone: whether the unit has failed and has no replacement yet.
-        former: grants of a failed predecessor with another step count whose loss has not been reported yet.
+        former: grants of a failed predecessor with another step count, until its failure is reported.
     """
 
     def __init__(self, size: int, step: int = 0) -> None:
@@ -245,7 +245,7 @@ class Dealer:
             now_s: the time, in seconds; for speeds alone.
 
         Returns:
-            The grant that contains the step; one without batches where no work is left.
+            The grant that contains the step; one without batches if no work remains.
         """
         asking = self._units[unit]
         if asking.first <= step < asking.end:

@@ -47,7 +47,7 @@ def epoch_order(n: int, epoch: int, seed: int) -> Tensor:
 
 
 def steps_per_epoch(n: int, workers: int, batch_size: int) -> int:
-    """Return the number of steps of every worker in an epoch of `n` images; no image is left out."""
+    """Return the number of steps of every worker in an epoch of `n` images; no image is dropped."""
     return -(-n // (workers * batch_size))
 
 
@@ -59,7 +59,7 @@ def images_dealt(
     Args:
         n: images of an epoch.
         together: images of a full step, an epoch each.
-        drop_last: whether an incomplete last step is left out.
+        drop_last: whether an incomplete last step is dropped.
         steps: steps after which the last epoch ends, counted over all epochs; 0: when it has dealt its images.
     """
     found = [n - n % full if drop_last else n for full in together]
@@ -96,7 +96,7 @@ def batch_indices(order: Tensor, step: int, worker: int, workers: int, batch_siz
 def dealt(order: Tensor, step: int, worker: int, workers: int, together: int) -> Tensor:
     """Return the images of one worker's batch if a step has `together` images, independent of the number of workers.
 
-    A step thus keeps its images when a worker fails, and no image is left out. See `batch_indices`.
+    A step thus keeps its images when a worker fails, and no image is dropped. See `batch_indices`.
     """
     places = places_of(len(order), step, together)
     return order[places.start + (worker - places.start) % workers : places.stop : workers]
@@ -274,7 +274,7 @@ def _tested_of(own: list[int], names: Sequence[str], known: Sides, gone: Mapping
         own: the indices of its images.
         names: names of all images.
         known: sides of images that have been dealt before.
-        gone: by the last part of names that have vanished, whether they were trained on.
+        gone: for the last part of names that have vanished, whether they were trained on.
     """
     trained: list[int] = []
     tested: list[int] = []

@@ -4,7 +4,7 @@
                  00000.pixels …     the images' bytes, one after the other, up to 256 MiB a file
 
 The key is a hash of every file's path, size and modification time, of the image size, and of the decoder; any change
-makes a new one. A folder appears complete or not at all. An image whose bytes do not match its checksum is decoded
+makes a new one. A folder appears complete or not at all. An image that does not match its checksum is decoded
 again.
 """
 

@@ -244,9 +244,9 @@ class Listing:
 
 
 def list_folder(folder: Path) -> Listing:
-    """Return the image files `folder/<class>/**/*` of every class, and the entries that are left out.
+    """Return the image files `folder/<class>/**/*` of every class, and the skipped entries.
 
-    Names of classes are in Unicode's form NFC; folders whose names are equal then are one class. Links are followed,
+    Names of classes are in Unicode's form NFC; folders with equal names then are one class. Links are followed,
     except to folders inside a class.
 
     Raises:

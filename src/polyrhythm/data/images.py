@@ -56,7 +56,7 @@ def read_pixels(
 ) -> NDArray[np.uint8]:
     """Read an image, upright according to its EXIF orientation, and cut out and scale its center.
 
-    The square in the center whose side is `share` of the shorter side is scaled to `image_size` (bilinear,
+    The square in the center with a side of `share` of the shorter side is scaled to `image_size` (bilinear,
     antialiased). This equals scaling the shorter side to image_size / share and cropping the center, up to rounding at
     the edges, without computing the pixels that are cropped away.
 

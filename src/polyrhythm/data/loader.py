@@ -67,7 +67,7 @@ class Share:
         seed: seed of the shuffles and of the transform.
         together: images of all workers' batches of a step; 0: a full batch each.
         begun: stretches in which the epoch was begun with other workers; see `data.dealing.Begun`.
-        stand_in: absent workers whose images this worker shares; None if there are none.
+        stand_in: absent workers with images that this worker shares; None if there are none.
         sizes: the workers' relative parts of a step; empty: all alike.
         images: images of the epoch's order that are dealt; 0: all.
         parts: number of parts of a step's images where several workers see the same images; worker w sees
@@ -124,7 +124,7 @@ class Batch:
 
     Attributes:
         labels: (B,) int64, or (B, classes) float32 of mixed images.
-        reached: for a drawn batch: images of the run completed by all workers before it.
+        reached: images of the run completed by all workers before a drawn batch.
     """
 
     epoch: int

@@ -19,7 +19,7 @@ from polyrhythm.errors import RequestError, unknown
 from polyrhythm.specs import Config, Spec, choices, parse, validated
 
 SOURCES = "polyrhythm.data.sources"
-_OF_YOUR_OWN = "or a folder of pictures, a table ending in .csv, .tsv or .parquet, or tar files ending in .tar, or hf://OWNER/NAME"
+_OF_YOUR_OWN = "or a folder of images, a table ending in .csv, .tsv or .parquet, or tar files ending in .tar, or hf://OWNER/NAME"
 
 
 @runtime_checkable

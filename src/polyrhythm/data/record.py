@@ -138,7 +138,7 @@ class DataRecord:
         """Return the same data with the labels and classes of the network.
 
         Args:
-            dataset: may lack some of the network's classes.
+            dataset: data; some of the network's classes may be missing.
             network: path of the network, for errors.
 
         Raises:
@@ -155,7 +155,7 @@ class DataRecord:
         if strange:
             raise RequestError(
                 f"{network} was trained on {self._known}, and {dataset.name} has {_listed(strange)}, which it does not "
-                "know: name the data whose classes it knows, or train again"
+                "know: name data with the classes that it knows, or train again"
             )
         place = torch.tensor([self.classes.index(name) for name in dataset.classes])
         train, test = (relabelled(split, place) for split in (dataset.train, dataset.test))

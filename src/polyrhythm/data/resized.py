@@ -2,7 +2,7 @@
 
 Training uses a random window, everything else the one in the center.
 
-    picture ─ decode once, centre square scaled to the scale ─▶ scale by scale ─▶ a window of the network's size
+    image ── decode once, centre square scaled to the scale ─▶ scale by scale ─▶ a window of the network's size
 
 R. Wu and others, "Deep Image", 2015, arXiv:1501.02876, sections 4.1 and 4.2: images of 256 and of 512
 pixels, and windows of 224 inside. The square is decoded to the same bytes in every epoch, so a cache may hold
@@ -34,7 +34,7 @@ class HasWhole(Protocol):
 
 
 class ResizedSplit:
-    """A split whose images are scaled to squares (bilinear, antialiased), a batch at a time."""
+    """A split with images scaled to squares (bilinear, antialiased), one batch at a time."""
 
     def __init__(self, split: Split, image_size: int) -> None:
         self.larger = split
@@ -151,7 +151,7 @@ def windowed(dataset: Dataset, image_size: int) -> Dataset:
     channels, scale, _ = dataset.image_shape
     if not 1 <= image_size <= scale:
         raise RequestError(
-            f"windows of {image_size} pixels cannot be cut out of pictures of scale {scale}: give a --scale of "
+            f"windows of {image_size} pixels cannot be cut out of images of scale {scale}: give a --scale of "
             f"{image_size} or more, or a smaller --image-size"
         )
     train, test = (_windows(split, image_size) for split in (dataset.train, dataset.test))

@@ -17,7 +17,7 @@ def seed_for(purpose: str, *numbers: int) -> int:
 
 
 def generator_for(purpose: str, *numbers: int) -> torch.Generator:
-    """Return a CPU generator whose stream depends only on its purpose and numbers."""
+    """Return a CPU generator with a stream that depends only on its purpose and numbers."""
     return torch.Generator().manual_seed(seed_for(purpose, *numbers))
 
 

@@ -297,7 +297,7 @@ def _index(number: int, shard: Path, records: list[Record], faults: list[str]) -
             place = (member.offset_data, member.size, labels[key])
             records.append(Record(number, member.name, *place))
         else:
-            faults.append(f"{shard}: {member.name} has no label beside it")
+            faults.append(f"{shard}: {member.name} has no label next to it")
 
 
 def _members(file: IO[bytes], shard: Path, faults: list[str]) -> Iterator[tarfile.TarInfo]:

@@ -73,7 +73,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Answered:
-    """Effect of a threshold: the share of images whose top probability reaches it, and the correct ones among these."""
+    """Effect of a threshold: share of images with a top probability that reaches it, and share of correct ones."""
 
     threshold: float
     answered: float

@@ -150,7 +150,7 @@ def _impulse_noise(images: Tensor, level: int, generators: Generators) -> Tensor
 
 def _jpeg_compression(images: Tensor, level: int, generators: Generators) -> Tensor:
     if images.shape[1] not in _MODES:
-        raise RequestError(f"pictures of {images.shape[1]} channels cannot be saved as JPEG: 1 or 3 can")
+        raise RequestError(f"images of {images.shape[1]} channels cannot be saved as JPEG: 1 or 3 can")
     return torch.stack([_saved_as_jpeg(image, (25, 18, 15, 10, 7)[level]) for image in images])
 
 

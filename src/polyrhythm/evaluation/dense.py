@@ -73,11 +73,11 @@ def _check(model: nn.Module, dense: DenseNetwork, probe: Tensor) -> None:
     # Relative to the largest logit, since convolutions add in another order than matrix products.
     scale = float(expected.abs().max()) + 1.0
     if float((found - expected).abs().max()) > _TOLERANCE * scale:
-        raise NotConvertible("what came out gives other scores at training size")
+        raise NotConvertible("the converted network gives other scores at training size")
     try:
         dense(nn.functional.pad(probe, (0, 64, 0, 64)))
     except Exception:  # as above
-        raise NotConvertible("its layers take pictures of one size only") from None
+        raise NotConvertible("its layers support images of one size only") from None
 
 
 class NotConvertible(Exception):
@@ -261,7 +261,7 @@ class Conversion:
             self._keep_map(node, given[0])
         elif given and self._resizes(node):
             if node.meta["shape"] != given[0].meta["shape"]:
-                raise NotConvertible(f"it pools to {node.meta['shape'][2]} places a side, whatever comes in")
+                raise NotConvertible(f"it pools to {node.meta['shape'][2]} places a side, for any input")
             node.replace_all_uses_with(given[0])  # nothing at training size, no windows on a larger image
 
     def _pool_windows(self, node: fx.Node, source: fx.Node) -> None:

@@ -215,11 +215,11 @@ def evaluate_part(
     """Test a model on some batches of a split, of those that `evaluate` makes of it.
 
     Args:
-        model: as for `evaluate`.
-        split: as for `evaluate`.
+        model: see `evaluate`.
+        split: see `evaluate`.
         batches: numbers of the batches.
-        classes: as for `evaluate`.
-        device: as for `evaluate`.
+        classes: see `evaluate`.
+        device: see `evaluate`.
     """
     totals = _Totals(len(classes))
     with in_evaluation_mode(model):
@@ -332,7 +332,7 @@ class _Totals:
     def add(self, logits: Tensor, labels: Tensor) -> None:
         if logits.shape[1] != self._classes:
             raise RequestError(
-                f"the model tells {logits.shape[1]} classes apart, but the data have {self._classes}: "
+                f"the model has {logits.shape[1]} classes, but the data have {self._classes}: "
                 "give the data that it was trained on"
             )
         self._losses.append(functional.cross_entropy(logits, labels, reduction="none").double().sum())

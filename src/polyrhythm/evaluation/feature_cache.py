@@ -51,11 +51,11 @@ class Request:
     """Request to compute features.
 
     Attributes:
-        make_model: makes the network, on the CPU, with its weights.
+        make_model: function that makes the network, on the CPU, with its weights.
         split: the images.
         image_shape: (C, H, W).
         views: views of each image, the plain one included.
-        transform: makes the others.
+        transform: transformation that makes the others.
         seed: seed of the run.
         device: device where the network runs.
     """
@@ -84,7 +84,7 @@ def compute(
         request: request to compute.
         processes: processes that share the images and the cores. One that dies is started again, twice at most.
         start_method: start method of processes of these.
-        tell: called now and then with the completed share.
+        tell: callback with the completed share, at intervals.
 
     Raises:
         RequestError: the network has no linear head, or an image cannot be read.
@@ -172,11 +172,11 @@ def view_of(request: Request, indices: Tensor, view: int) -> Tensor:
 
 
 class Child:
-    """A process that calls a function, and what becomes of it.
+    """A process that calls a function, and its result.
 
     Args:
         context: context of the start method.
-        function: called with the arguments; and, if it `counts`, a shared number that it may raise.
+        function: function called with the arguments; and, if it `counts`, a shared number that it may raise.
         arguments: arguments of the function.
         counts: whether it counts.
     """

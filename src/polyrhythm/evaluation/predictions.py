@@ -1,9 +1,7 @@
 """Predictions of a tested network for every image, as files of a run folder.
 
-predictions.csv     image, class, predicted, probability, right: one line a test image, in the order of the
-data
-pictures.json       the most confident mistakes, and training images as augmentation shows them,
-as PNG in base64, for the report
+`predictions.csv`   image, class, predicted, probability, right: one line per test image, in the order of the data
+`pictures.json`     the most confident mistakes, and augmented training images, as PNG in base64, for the report
 """
 
 from __future__ import annotations

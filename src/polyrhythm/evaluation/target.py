@@ -16,7 +16,7 @@ class Target:
 
     Attributes:
         metric: `top1`, `top5` or `loss`.
-        value: at least this (at most, for `loss`).
+        value: minimum value (maximum, for `loss`).
     """
 
     metric: str

@@ -95,8 +95,8 @@ class ViewedClassifier:
         device: device where the model is.
 
     Attributes:
-        split: as given.
-        views: as given.
+        split: the argument of that name.
+        views: the argument of that name.
         method: computation of dense scores: `convolutional`, `sliding windows (reason)`, or empty.
 
     Raises:

@@ -217,7 +217,7 @@ class Children:
         stop: returns whether a stop was requested.
 
     Attributes:
-        on_event: takes the events of the run, and the rank that emitted each.
+        on_event: receiver of the events of the run, each with its rank.
     """
 
     look_every_s = inf
@@ -353,7 +353,7 @@ def run_local(
 
     Args:
         job: training job.
-        emit: takes the run's events.
+        emit: receiver of the run's events.
         port: TCP port of the store, on the loopback interface; 0 picks a free one.
         threads: compute threads of each worker; None shares the cores out.
         start_method: `fork` (quick, data shared; only from a process that has not computed on several threads)
@@ -443,7 +443,7 @@ def run_restarting(job: Job, play: Play, emit: Emit, restarts: int) -> bool:
     Args:
         job: training job; it writes checkpoints where it is to be restarted.
         play: runs a job, and returns whether it was preempted.
-        emit: takes the run's events.
+        emit: receiver of the run's events.
         restarts: largest number of restarts.
     """
     time_s = 0.0

@@ -46,7 +46,7 @@ class Finding:
         check: name of the check.
         state: `ok`; `limited`: a run may be slow, small or fail later; `fails`: a run of this size would not start.
         found: result in words.
-        advice: what to do; empty if nothing.
+        advice: recommended action; empty if none.
         values: the figures behind the words.
     """
 
@@ -121,7 +121,7 @@ def cores(ranks: int) -> Finding:
     """Compare the cores that this process may use with the ranks, and with the container's share of them."""
     usable, quota = available_cores(), _quota_of_cores()
     values = {"usable": usable, "quota": quota, "ordered": strongly_ordered()}
-    text = f"{usable} usable" + (f", of which the container gets {quota:.1f}" if quota else "")
+    text = f"{usable} usable" + (f", {quota:.1f} of them for the container" if quota else "")
     text += f"; {platform.machine()}"
     if quota is not None and quota < usable:
         return Finding(
@@ -263,9 +263,7 @@ def disk(folder: Path) -> Finding:
     values = {"free_bytes": usage.free, "kind": kind}
     text = f"{usage.free / _GIB:.1f} GiB free in {there} ({kind})"
     if kind in _NETWORK_DISKS:
-        return Finding(
-            "disk", "limited", text, "keep decoded pictures and data on a disk of this host", values
-        )
+        return Finding("disk", "limited", text, "keep decoded images and data on a disk of this host", values)
     if usage.total and usage.free < _LEAST_DISK:
         return Finding(
             "disk", "limited", text, "checkpoints need room: two of the model's and optimiser's size", values

@@ -53,7 +53,7 @@ class EnergyCounter:
         return sum(taken) / 1e3 if taken else None
 
     def look(self) -> None:
-        """Read the counters; a domain that becomes unreadable is left out from here on."""
+        """Read the counters; a domain that becomes unreadable is ignored from then on."""
         for folder, (before, counted) in list(self._domains.items()):
             try:
                 now = _reading(folder)

@@ -65,7 +65,7 @@ class Patience:
         Args:
             store: store where the ranks meet.
             name: name of a rank's key.
-            ranks: all of them; of these the first waits for all others before it sets its own.
+            ranks: all ranks; the first of them waits for all others before it sets its own key.
         """
 
         def absent() -> list[int]:

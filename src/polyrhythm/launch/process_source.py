@@ -71,12 +71,12 @@ class Launcher:
         supervisor: supervisor of the run.
         store: store where the ranks meet.
         source: source of its processes.
-        emit: receives the events of the run, and messages for users.
+        emit: receiver of the events of the run, and messages for users.
         entrance: lets others join; None: joining is disabled.
         stop: returns whether a stop was requested.
 
     Attributes:
-        supervisor: as given.
+        supervisor: the argument of that name.
         join_server: second source of processes; None: joining is disabled.
         error: error of the run, once it has ended.
         turn: held while a fact is taken; for what must be done together with it.

@@ -30,7 +30,7 @@ class Circumstances:
 
     Attributes:
         stop: whether someone wants to stop.
-        emit: takes the run's events, on the leader; the watchdog's notices on every rank and thread.
+        emit: receiver of the run's events, on the leader; the watchdog's notices on every rank and thread.
         ledger: ledger of the run so far, for a replacement of the leader; times are those of `time.perf_counter`.
     """
 
@@ -90,7 +90,7 @@ def _setting(job: Job, roles: RoleAssignment, home: Rank, emit: Callable[[Event]
 
     def what_then(rank: int) -> str:
         if job.faults.survives(rank, roles, leader_returns=job.fault_tolerance.restarts > 0):
-            return "the run goes on without it"
+            return "the run continues without it"
         return "the run stops; continue with --resume" + ("" if folder is None else f" {folder}")
 
     return WatchdogSetting(

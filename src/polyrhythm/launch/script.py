@@ -166,7 +166,7 @@ def check_stage(strategy: Strategy) -> None:
     """Reject a sequence of strategies that these processes cannot run.
 
     Raises:
-        RequestError: with the reason.
+        RequestError: the strategy is not supported; the message has the reason.
     """
     if not begins_anew():
         strategy.check(int(os.environ[WORKERS_VARIABLE]))
@@ -174,12 +174,12 @@ def check_stage(strategy: Strategy) -> None:
     strategy.check(workers_of(strategy))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise RequestError(
-            "stages begin the script anew in each process, and the store in which ranks meet would end with that of "
+            "stages restart the script in each process, and the store in which ranks meet would end with that of "
             "rank 0: start with torchrun, which keeps one itself, or with polyrhythm run"
         )
     if multiprocessing.parent_process() is not None:
         raise RequestError(
-            "stages begin the script anew, and this process is a function that multiprocessing has started: give "
+            "stages restart the script, and this process is a function that multiprocessing has started: give "
             "torchrun the script"
         )
 
@@ -282,7 +282,8 @@ def _alone(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
     if servers:
         script = Path(sys.argv[0]).name or "script.py"
         raise RequestError(
-            f"{strategy} needs {servers} {'server' if servers == 1 else 'servers'} beside its workers: start with "
+            f"{strategy} needs {servers} {'server' if servers == 1 else 'servers'} in addition to its workers: "
+            "start with "
             f"`polyrhythm run --workers 2 {script}` or `torchrun --nproc-per-node {servers + 2} {script}`"
         )
     return Rendezvous(dist.HashStore(), 0, 1, LOOPBACK), RoleAssignment((0,))
@@ -316,10 +317,10 @@ def policy_of(strategy: Strategy, workers: int) -> dict[str, Any]:
     policy, why_not = strategy.faults(workers), ""
     if policy.regroups_apart:
         why_not = (
-            f"{strategy} goes on without a worker under polyrhythm train only, not in a loop of your own"
+            f"{strategy} survives the loss of a worker under polyrhythm train only, not in a loop of your own"
         )
     elif not policy.goes_on and workers > 1:
-        why_not = f"{strategy} does not go on without a worker"
+        why_not = f"{strategy} does not survive the loss of a worker"
     if policy.regroups_apart or not policy.goes_on:
         policy = replace(policy, worker=OnLoss.STOP, leader=False)
     return {"policy": policy.to_json(), "why_not": why_not}

@@ -105,8 +105,8 @@ def asked_to_stop(
 ) -> Iterator[None]:
     """Call `ask` at a signal that asks to stop, `preempt` before it at a SIGTERM; a second SIGINT interrupts as usual.
 
-    Without `ask`, signals are held until another `asked_to_stop` is entered inside, or this one is left, and
-    delivered then. Outside the main thread, where no handler can be set, signals keep their meaning.
+    Without `ask`, signals are deferred until another `asked_to_stop` is entered inside, or this one ends, and
+    delivered then. Outside the main thread no handler can be set, and signals keep their default effect.
     """
     global _open, _passed_on
     if threading.current_thread() is not threading.main_thread():
@@ -164,7 +164,7 @@ class Preemption:
 
     Args:
         notice_s: seconds between SIGTERM and the end; None where SIGTERM means no more than SIGINT.
-        clock: gives seconds.
+        clock: function that returns seconds.
     """
 
     def __init__(self, notice_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:

@@ -399,7 +399,7 @@ class Member:
 
 
 _NOT_SAID = (
-    "its place stays empty, since the loop does not say where it is: write `for epoch in group.epochs(n)`"
+    "its place stays empty, since the loop does not report its position: write `for epoch in group.epochs(n)`"
 )
 
 
@@ -409,7 +409,7 @@ class Rules:
 
     Attributes:
         restarts: the most replacements that lost ranks may have; 0 where the source cannot start processes.
-        min_workers: with fewer, the run is stopped and has failed.
+        min_workers: minimum number of workers; with fewer the run fails.
         too_few: returns the error of a run with the given number of workers.
         last_words_s: seconds for the others to report their observations, once a rank has failed.
         resume: instructions to resume after a failure, for users; None for a script, which has no checkpoints
@@ -419,7 +419,7 @@ class Rules:
 
     restarts: int = 0
     min_workers: int = 0
-    too_few: Callable[[int], RunError] = lambda left: RunError(f"{left} workers are left")
+    too_few: Callable[[int], RunError] = lambda left: RunError(f"{left} workers remain")
     last_words_s: float = 2.0
     resume: str | None = None
     has_join_server: bool = False
@@ -606,7 +606,7 @@ class Supervisor:
             del self._members[rank]
             return
         self._let_go(fact.peer)
-        self._tell(f"{self.name(rank)}, which came from {fact.who}, {fact.why}; its place is vacant")
+        self._tell(f"{self.name(rank)}, which joined from {fact.who}, {fact.why}; its place is vacant")
 
     def _on_lost(self, fact: Lost) -> None:
         rank = fact.rank
@@ -617,7 +617,7 @@ class Supervisor:
             return
         self._let_go(member.peer)
         if self._rules.has_join_server and rank in self._roles.workers and rank in self._vacant:
-            self._tell(f"the place of {self.name(rank)} is vacant for who joins")
+            self._tell(f"the place of {self.name(rank)} is vacant for a joining worker")
 
     def _on_call(self, fact: Called) -> None:
         rank = fact.rank
@@ -731,14 +731,14 @@ class Supervisor:
         awaited = rank == LEADER and self._policy is not None and self._policy.regroups
         pause_s, then = self._succeed(peer, awaited=awaited)
         if rank in self._roles.servers:
-            held = "who has its shards as well goes on with them"
+            held = "another server with its shards continues with them"
             self._tell(f"{self.name(rank)} {lost.death}; {held}{then}")
             return
         self._orders.append(Vacate(rank, coming=pause_s is not None))
         if pause_s is None and self._rules.has_join_server:
             self._vacant[rank] = Peer(rank, peer.generation + 1)
-            then = ", and its place is vacant for who joins"
-        others = "the others wait for its successor" if awaited else "the others go on"
+            then = ", and its place is vacant for a joining worker"
+        others = "the others wait for its replacement" if awaited else "the others continue"
         self._tell(f"{self.name(rank)} {lost.death}; {others}{then}")
         if pause_s is None and not self._over:
             self._stop_if_too_few()

@@ -57,7 +57,7 @@ class Pulse:
         rank: number of the rank.
         generation: number of its previous processes.
         role: role, such as `worker 1`.
-        beat: counts up, so that others see it live, whatever their clocks say.
+        beat: counter that shows others that it is alive, independent of their clocks.
         step: steps that it has done.
         doing: activity in words.
         doing_s: seconds of this activity so far.
@@ -153,10 +153,10 @@ class WatchdogSetting:
     Attributes:
         rendezvous: rendezvous of the rank.
         names: role of every rank, such as `worker 1`.
-        host: equal for ranks of one host, whose processes can see each other.
-        activity: the rank's.
+        host: equal for ranks of one host, so that their processes can see each other.
+        activity: activity of the rank.
         is_lost: returns whether a rank is known to have failed.
-        say: prints messages for users.
+        say: function that prints messages for users.
         what_then: returns the consequences for the run without a rank, in words.
         folder: folder of the run; stacks go there.
         floor_s: the least limit.
@@ -179,7 +179,7 @@ class _PeerStatus:
 
     Attributes:
         pulse: latest pulse of the rank.
-        seen_s: when that was new.
+        seen_s: time at which that was new.
         gaps_s: gaps between its pulses.
         diagnosed: whether its silence has been reported by any rank.
         declared_lost: whether this rank has declared it lost, and ended it if it could.
@@ -295,7 +295,7 @@ class Watchdog:
         elif (peer.pulse.beat, peer.pulse.left) != (pulse.beat, pulse.left):
             if peer.diagnosed:
                 self._setting.say(
-                    f"{pulse.role} (rank {rank}) is back after {now_s - peer.seen_s:.1f} s; all goes on"
+                    f"{pulse.role} (rank {rank}) is back after {now_s - peer.seen_s:.1f} s; the run continues"
                 )
             else:
                 peer.gaps_s.append(now_s - peer.seen_s)
@@ -323,8 +323,8 @@ class Watchdog:
         doing = "; ".join(other.text for other in read(self._store, others).values() if not other.left)
         self._store.add(_ALARM, 1)  # messages are last: if the store does not answer, all this is done again
         self._setting.say(
-            f"{pulse.role} (rank {pulse.rank}) has said nothing for {silent_s:.1f} s: it is stopped, or cut off; last, "
-            f"at step {pulse.step}, it was {pulse.doing}. Meanwhile: {doing}. After {LOST_AFTER * limit_s:.0f} s it is "
+            f"{pulse.role} (rank {pulse.rank}) has been silent for {silent_s:.1f} s: it is stopped, or cut off; last, "
+            f"at step {pulse.step}, it was {pulse.doing}. Others: {doing}. After {LOST_AFTER * limit_s:.0f} s it is "
             f"taken for lost, and {self._setting.what_then(pulse.rank)}"
         )
 
@@ -332,9 +332,7 @@ class Watchdog:
         """Declare a rank lost; called again at the next beat if the store stops answering on the way."""
         pulse = peer.pulse
         if not peer.declared_lost:
-            leave_cause(
-                self._store, pulse.peer, f"had said nothing for {silent_s:.0f} s, and was taken for lost"
-            )
+            leave_cause(self._store, pulse.peer, f"had been silent for {silent_s:.0f} s, and was evicted")
             peer.declared_lost = True
             self._setting.say(
                 f"{pulse.role} (rank {pulse.rank}) is taken for lost after {silent_s:.1f} s of silence"
@@ -374,7 +372,7 @@ class Watchdog:
         own = Pulse.of(activity, self._own, self._setting.names[self._own.rank], "", 0)
         doing_elsewhere = "; ".join(pulse.text for pulse in pulses)
         self._setting.say(
-            f"{own.text}, where a step takes {step_s:.3g} s. Meanwhile: {doing_elsewhere}. It goes on waiting, since "
+            f"{own.text}, where a step takes {step_s:.3g} s. Others: {doing_elsewhere}. It continues to wait, since "
             "all of them live"
         )
         self._store.add(_ALARM, 1)
@@ -423,7 +421,7 @@ class Watchdog:
                 )
                 self._thread.start()
             if silent_s > LOST_AFTER * self.limit_s([self._beat_s]) + margin_s:
-                self._leave(f"has not reached the others for {silent_s:.0f} s, who take it for lost")
+                self._leave(f"has not reached the others for {silent_s:.0f} s, which evict it")
 
     def _leave(self, why: str) -> None:
         self._setting.say(f"{self._setting.names[self._own.rank]} (rank {self._own.rank}) {why}: it leaves")

@@ -138,7 +138,7 @@ def _too_small(
     model: nn.Module, name: str, image_shape: tuple[int, int, int], error: Exception
 ) -> RequestError:
     channels, height, width = image_shape
-    refused = f"model {name} cannot take pictures of {height}x{width}"
+    refused = f"model {name} does not support images of {height}x{width}"
     for side in _SIDES:
         if side > max(height, width) and _takes(model, (channels, side, side)):
             return RequestError(f"{refused}, but those of {side}x{side}: give --image-size {side}")
@@ -163,7 +163,7 @@ _DECIDED_ELSEWHERE = {
     "in_chans": "the number of channels follows from the data",
     "weights": "weights start at random, or are loaded from a file",
     "pretrained": "weights start at random, or are loaded from a file",
-    "aux_logits": "auxiliary heads are left out",
+    "aux_logits": "auxiliary heads are omitted",
 }
 
 

@@ -64,7 +64,7 @@ def export(
     """Write a network to a file, open it again, and compare outputs; a wrong file is removed.
 
     Args:
-        network: takes (B, C, H, W) uint8 of any B, on the CPU, in evaluation mode.
+        network: network that accepts (B, C, H, W) uint8 of any B, on the CPU, in evaluation mode.
         image_shape: (C, H, W).
         path: path of the file; its suffix is the format.
         facts: stored in the file, as JSON.

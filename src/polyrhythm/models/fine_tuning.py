@@ -1,9 +1,9 @@
 """Fine-tuning: initial weights, frozen parts, and learning rates per stage.
 
-Weights come from a file, a run folder, or by name from the folder `pretrained`. Pretrained weights belong to a network
-for other classes: if only the head differs, everything else is loaded, and the head starts at zero (A. Kolesnikov and
-others, "Big Transfer", ECCV 2020, arXiv:1912.11370). Some libraries initialize the head with such large numbers that
-a short fine-tuning is spent on unlearning them.
+Weights are read from a file, a run folder, or by name from the folder `pretrained`. Pretrained weights belong to a
+network for other classes: if only the head differs, everything else is loaded, and the head starts at zero (A.
+Kolesnikov and others, "Big Transfer", ECCV 2020, arXiv:1912.11370). Some libraries initialize the head with such large
+numbers that a short fine-tuning is spent on unlearning them.
 
 Frozen parts are parameters that are not trained, and statistics that stay fixed: J. Yosinski, J. Clune, Y.
 Bengio, H. Lipson, "How transferable are features in deep neural networks?", NIPS 2014.
@@ -46,7 +46,7 @@ class Pretrained(Protocol):
 
     @property
     def pixels(self) -> str:
-        """The normalization of the images that the weights were trained on."""
+        """Pixel normalization that the weights were trained with."""
         ...
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
@@ -155,7 +155,7 @@ def _named(model: nn.Module, what: str) -> list[str]:
         return list(dict.fromkeys([*_named(model, "norms"), *_named(model, ",".join(wanted))]))
     for part in wanted:
         if part in ("none", "norms", "body"):
-            raise RequestError(f"freeze {what!r:.100}: {part} stands alone, beside no parts")
+            raise RequestError(f"freeze {what!r:.100}: {part} cannot be combined with parts")
         if not any(_is_below(name, part) for name in names):
             raise unknown(
                 "part of the model",

@@ -33,7 +33,7 @@ class Branches:
 
     Attributes:
         trunk: maps images (B, C, H, W) to features (B, A).
-        branches: each maps features (B, A) to logits (B, classes).
+        branches: branches, each a map from features (B, A) to logits (B, classes).
         features: A.
         classes: classes of the logits.
         like: empty, with the dtype and device of the features.
@@ -160,13 +160,13 @@ class OwnedBranches:
 
         Args:
             gradient: (counts[rank], branches, classes), of the logits that `forward` returned.
-            counts: as given to `forward`.
+            counts: counts given to `forward`.
 
         Returns:
             (sum of counts, A): the contribution of this worker's branches, to be summed over the workers; None if it is
             not needed.
         """
-        assert self._call is not None, "forward comes first"
+        assert self._call is not None, "forward must be called first"
         (leaf, outputs), self._call = self._call, None
         width = self._widths[self._activations.rank]
         shapes = [(count, width, self._parts.classes) for count in counts]

@@ -9,7 +9,7 @@ A network's forward pass is traced (`torch.fx`) into operations in their order. 
 - no parameter or buffer is used on both sides;
 - no later operation overwrites values that pass over the cut.
 
-A module whose forward pass cannot be traced, since it asks for the numbers in a tensor, stays whole: a piece is cut
+A module with a forward pass that cannot be traced, since it reads values of a tensor, stays whole: a piece is cut
 around it, and a network that cannot be traced at all has a single one.
 
 Operations that draw random numbers (dropout, stochastic depth) do so from a seed of their own, given by the microbatch
@@ -106,7 +106,7 @@ class Cut:
 
     Attributes:
         behind: number of the operation that it is behind.
-        values: operations whose results pass over the cut, in their order.
+        values: operations with results that cross the cut, in their order.
         shapes: shapes of these, without the rows.
         dtypes: dtypes of these.
     """
@@ -350,9 +350,9 @@ class Stage:
         after: the cut behind it; None for the last one, which gives logits.
 
     Attributes:
-        module: as given.
-        before: as given.
-        after: as given.
+        module: the argument of that name.
+        before: the argument of that name.
+        after: the argument of that name.
     """
 
     def __init__(self, module: nn.Module, before: Cut | None, after: Cut | None) -> None:
@@ -391,8 +391,8 @@ def _traced(model: nn.Module) -> fx.Graph:
             unused = [node for node in inputs[1:] if node.users]
             if unused:
                 raise RequestError(
-                    f"{type(model).__name__} takes more than pictures ({unused[0].target}), and cannot be cut into "
-                    "stages: use a network whose forward pass takes pictures only"
+                    f"{type(model).__name__} takes more than images ({unused[0].target}), and cannot be cut into "
+                    "stages: use a network with images as its only input"
                 )
             for node in inputs[1:]:
                 graph.erase_node(node)

@@ -86,7 +86,7 @@ def cut(model: nn.Module, image: Tensor | None) -> Cut:
     """Divide a classifier in front of the fully connected layers at its end.
 
     Args:
-        model: a `nn.Sequential`, or a network whose last child is an `nn.Linear` or a `nn.Sequential` of such layers;
+        model: a `nn.Sequential`, or a network that ends in an `nn.Linear` or a `nn.Sequential` of such layers;
             not changed.
         image: (1, C, H, W), to check that the two parts compute the same as the network; None if it has no numbers.
 

@@ -114,7 +114,7 @@ class DividedTrunk:
         self.how, self.workers, self._dim = how, workers, _DIMENSION[how]
         if how == "height" and image.shape[2] < workers:
             raise RequestError(
-                f"pictures of {image.shape[2]} rows cannot be cut by height for {workers} workers: ask for "
+                f"images of {image.shape[2]} rows cannot be cut by height for {workers} workers: ask for "
                 f"{image.shape[2]} workers at most, or for trunk=channels"
             )
         chain = self._chain = Chain(parts.trunk, image)

@@ -285,7 +285,7 @@ class ShardedLayers:
     """One worker's slices of a head.
 
     Args:
-        layers: all of the head; gradients are added to this worker's rows only.
+        layers: the layers of the head; gradients are added to this worker's rows only.
         activations: exchange with the others.
         wants_inputs: whether the gradient of the first layer's inputs is needed.
     """
@@ -331,7 +331,7 @@ class ShardedLayers:
 
         Args:
             gradient: (counts[rank], classes), of the logits that `forward` returned.
-            counts: as given to `forward`.
+            counts: counts given to `forward`.
 
         Returns:
             (sum of counts, A): the contribution of this worker's neurons, to be summed over the workers; None if it is

@@ -439,7 +439,7 @@ def seconds_of_pieces(
     """Make a network, and measure the seconds of each of its pieces on one thread, as `measured_pieces` does.
 
     Args:
-        make_model: makes it.
+        make_model: function that makes it.
         image_shape: (C, H, W) of an image.
         rows: images of a microbatch.
         device: device where it is computed.
@@ -452,7 +452,7 @@ def seconds_of_pieces(
 
 
 @dataclass(frozen=True)
-class Outlook:
+class PipelineForecast:
     """Forecast of a pipeline before it runs.
 
     Attributes:

@@ -138,7 +138,7 @@ def whole_rounds(ranks: int, microbatches: int, name: str) -> int:
     """Return the number of microbatches of a round: M / max(1, M div K).
 
     Raises:
-        RequestError: that is not whole.
+        RequestError: the number is not an integer.
     """
     rounds = max(1, microbatches // ranks)
     if microbatches % rounds:

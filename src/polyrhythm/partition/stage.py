@@ -314,7 +314,7 @@ class NetworkStage:
         splits: whether gradients of weights are computed separately, by `weights`.
         together: whether all microbatches of a batch are computed at once, as one.
         statistics: statistics of batch normalization in this stage; None: each microbatch changes them.
-        using: makes the stage compute with the weights of a microbatch; none where there are no versions.
+        using: function that makes the stage compute with the weights of a microbatch; None without versions.
     """
 
     chain: Chain
@@ -347,7 +347,7 @@ class NetworkStage:
         Raises:
             RunError: it has another size or dtype.
         """
-        assert self.stage.before is not None, "the first stage takes pictures"
+        assert self.stage.before is not None, "the first stage takes images"
         return self._shaped(number, message, self.stage.before, position).requires_grad_()
 
     def take_gradient(self, number: int, message: Message, position: int) -> Tensor:
@@ -470,7 +470,7 @@ class NetworkStage:
         expected = rows * torch.Size(shape).numel()
         if vector is None or vector.dtype != self.like.dtype or vector.numel() != expected:
             raise RunError(
-                f"what came for microbatch {number} does not fit: {expected} numbers of {self.like.dtype} were "
+                f"the message for microbatch {number} does not fit: {expected} numbers of {self.like.dtype} were "
                 "expected; all workers must train the same network"
             )
         return vector.to(self.like.device).view(rows, *shape)

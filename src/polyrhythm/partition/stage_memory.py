@@ -106,11 +106,11 @@ class UnitBytes:
     """Memory of one microbatch in a stage, in bytes.
 
     Attributes:
-        forward: at most during unit F.
-        kept: from F to B.
-        backward: at most during unit B, with what is kept.
-        left: from B to W, where the backward pass is split.
-        weights: at most during unit W, with what is left.
+        forward: maximum during unit F.
+        kept: bytes kept from F to B.
+        backward: maximum during unit B, kept bytes included.
+        left: bytes kept from B to W, where the backward pass is split.
+        weights: maximum during unit W, kept bytes included.
     """
 
     forward: int
@@ -130,7 +130,7 @@ def unit_bytes(
         stage: stage of it; in training.
         rows: images of the microbatch.
         recomputes: whether activations are computed again for the backward pass.
-        splits: whether gradients of weights are left to unit W.
+        splits: whether gradients of weights are computed in a unit W.
     """
     module = stage.module
     shapes: dict[str, Tensor] = {}
@@ -319,7 +319,7 @@ def rank_bytes(
 
     Args:
         chain: the network.
-        stages: all of them.
+        stages: stages of all ranks.
         schedule: the order of units.
         rank: k.
         ranks: K.

@@ -151,7 +151,7 @@ def analyse(model: nn.Module, image_shape: tuple[int, int, int], batch: int) -> 
             loss.backward()
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        raise RequestError(f"this network cannot be analysed at batch {batch}: {said:.300}") from error
+        raise RequestError(f"this network cannot be analyzed at batch {batch}: {said:.300}") from error
     finally:
         layers.close()
     multiply_adds, work, depth = forward

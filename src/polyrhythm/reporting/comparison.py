@@ -41,17 +41,17 @@ STUDENT_T = (
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun:
-    """What a run folder tells.
+    """Facts of one run folder.
 
     Attributes:
-        folder: of the run.
+        folder: folder of the run.
         config: its recipe.
         known: its figures, by the names of `train --json`.
         outcome: `done`, `interrupted`, `failed`, or `unfinished` where there is no end.
-        tests: of the model, in order.
+        tests: tests of the model, in order.
         losses: (seconds, images of all workers, mean training loss), of a few reports together.
         simulated: whether its seconds are virtual ones.
-        price_per_s: what a second of its hosts costs; None if it is not known.
+        price_per_s: price per second of its hosts; None if unknown.
     """
 
     folder: Path
@@ -108,7 +108,7 @@ def read_run(folder: Path) -> ComparedRun:
         tests=summary.tests,
         losses=summary.losses,
         simulated="cluster" in known
-        or (folder / CLUSTER_FILE).is_file(),  # of a run cut short, the file alone says it
+        or (folder / CLUSTER_FILE).is_file(),  # a run that was cut short has the file only
         price_per_s=price / seconds if price and seconds > 0 else None,
     )
 
@@ -119,9 +119,9 @@ class Row:
 
     Attributes:
         strategy: its spec.
-        workers: how many trained.
-        options: what else differs between rows, by the name of the option.
-        runs: in the order of their seeds.
+        workers: number of workers.
+        options: other options that differ between rows, by name.
+        runs: runs in the order of their seeds.
     """
 
     strategy: str
@@ -209,10 +209,10 @@ def differ(first: Sequence[float | None], second: Sequence[float | None]) -> boo
 
     Args:
         first: a figure by seed; None where a seed is missing.
-        second: likewise, for the same seeds.
+        second: figures of the other row, for the same seeds.
 
     Returns:
-        Whether a paired Student's t test at 95 % tells them apart; None with fewer than two pairs.
+        Result of a paired Student's t test at 95 %; None with fewer than two pairs.
     """
     gaps = [a - b for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     gaps = [gap for gap in gaps if math.isfinite(gap)]
@@ -247,7 +247,7 @@ NOT_THE_JOB = frozenset(
         "keep_best",
     }
 )
-"""Options that are not part of what tells rows apart, or have a column of their own."""
+"""Options that do not distinguish rows, or have a column of their own."""
 
 SAME_TASK = ("data", "image_size", "scale", "pixels", "skip_unreadable")
 """Options that decide what is tested: runs that differ in them cannot be compared."""
@@ -258,10 +258,10 @@ class Comparison:
     """Several runs of one job.
 
     Attributes:
-        rows: in the order of the plan, or of the folders.
-        target: what is to be reached; None if nothing was tested.
+        rows: rows in the order of the plan, or of the folders.
+        target: target to be reached; None if nothing was tested.
         chosen: whether the target is the user's own; otherwise it is the best that all rows have reached.
-        warnings: what a reader should know before comparing.
+        warnings: notes for the reader of the comparison.
         refused: combinations that cannot be run, with the reason.
         notes: sentences on how the runs were made, after the verdict.
     """
@@ -283,8 +283,9 @@ class Comparison:
         """Group runs into rows.
 
         Args:
-            runs: at least one.
-            target: what is to be reached; None: the best accuracy, in whole per cent, that all rows have reached.
+            runs: runs; at least one.
+            target: target to be reached; None: the best accuracy, in whole per cent, that all
+                finished runs have reached.
             refused: combinations that cannot be run, with the reason.
 
         Raises:
@@ -321,7 +322,7 @@ class Comparison:
         return row.mean(throughput) / self.baseline(row).mean(throughput)
 
     def baseline(self, row: Row) -> Row:
-        """Return the row that a row's speed-up is told against."""
+        """Return the row that a row's speed-up is relative to."""
         alike = [each for each in self.rows if dict(each.options) == dict(row.options)] or list(self.rows)
         own = [each for each in alike if each.strategy == row.strategy]
         alone = [each for each in own if each.workers == 1] or [each for each in alike if each.workers == 1]
@@ -417,7 +418,7 @@ class Comparison:
         )
 
     def table(self, *, short: bool = False) -> tuple[list[str], list[list[str]]]:
-        """Return the heads and the rows of the table as texts, best first; columns that no run has are left out.
+        """Return the heads and the rows of the table as texts, best first; columns that no run has are omitted.
 
         Args:
             short: leave out what does not decide, for a terminal.
@@ -596,8 +597,9 @@ def _refuse_other_tasks(runs: Sequence[ComparedRun]) -> None:
 
 
 def _reached_by_all(rows: Sequence[Row]) -> Target | None:
-    bests = [run.best() for row in rows for run in row.runs]
-    bests = [best for best in bests if math.isfinite(best)]
+    runs = [run for row in rows for run in row.runs]
+    finished = [run for run in runs if run.outcome == "done"]
+    bests = [best for run in finished or runs if math.isfinite(best := run.best())]
     common = math.floor(100 * min(bests, default=0.0)) / 100
     return Target("top1", common) if common > 0 else None
 
@@ -611,10 +613,12 @@ def _warnings(runs: Sequence[ComparedRun], rows: Sequence[Row]) -> list[str]:
         said.append("some runs are simulated and some are real: their seconds are not of one clock")
     for run in runs:
         if run.outcome != "done":
-            said.append(f"{run.folder} was cut short ({run.outcome}): its figures are as far as it came")
+            said.append(f"{run.folder} was cut short ({run.outcome}): its figures are incomplete")
     few = [row for row in rows if len(row.runs) < 2]
     if few and len(rows) > 1:
-        said.append("one seed shows nothing of the noise: rows may differ by chance; take --seeds 3 or more")
+        said.append(
+            "rows with one seed have no estimate of noise and may differ by chance: take --seeds 3 or more"
+        )
     rates = {str(run.config.get("optimizer")) for run in runs}
     if len(rows) > 1 and len({row.strategy for row in rows}) > 1 and len(rates) == 1:
         said.append("all strategies had the same learning rate, which may suit some better than others")
@@ -644,7 +648,7 @@ def _best(
     """Return a sentence on which rows are best; those that do not differ are named together.
 
     Args:
-        what: by what they are the best.
+        what: criterion.
         ordered: rows, best first.
         of: the figure that decides.
         write: writes it.
@@ -660,7 +664,7 @@ def _best(
     text = f"{what}: {told[0]}"
     if others:
         unsure = differ(*_by_seed(first, others[0], of)) is None
-        text += f"; next {told[1]}" + (", with too few seeds to tell them apart" if unsure else "")
+        text += f"; next {told[1]}" + (", with too few seeds to separate them" if unsure else "")
     return text + "."
 
 
@@ -669,7 +673,8 @@ def _spread(row: Row, of: Callable[[ComparedRun], float], write: Callable[[float
     if math.isnan(deviation):
         return write(mean)
     if write is duration and 0.1 < mean < MINUTE_S:
-        return f"{mean:.1f} ± {deviation:.1f} s"
+        digits = 2 if mean < 10 else 1
+        return f"{mean:.{digits}f} ± {deviation:.{digits}f} s"
     if write is percent:
         return f"{percent(mean).removesuffix(' %')} ± {percent(deviation)}"
     return f"{write(mean)} ± {write(deviation)}"

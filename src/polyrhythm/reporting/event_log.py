@@ -33,7 +33,7 @@ class Observer(Protocol):
         """Handle one event; must return soon, since the run waits for it."""
 
     def close(self) -> None:
-        """Write out what is held back and let go of files and the terminal; a second call does nothing."""
+        """Write pending events, and release files and the terminal; a second call does nothing."""
 
 
 LOG_FILE = "events.jsonl"
@@ -43,7 +43,7 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 class EventLog:
     """Appends every event to a file as it happens, so that a killed run has all but its last line.
 
-    On a full disk events are left out until there is room again, and a notice gives their number. A resumed run
+    On a full disk events are dropped until there is room again, and a notice gives their number. A resumed run
     continues in a copy, so that a process left over from an earlier start writes into the file that was replaced.
 
     Raises:
@@ -126,7 +126,7 @@ class EventLog:
                 self._file.truncate(end)
         if not self._left_out:
             print(
-                f"polyrhythm: cannot write {self._path}: {reason}; events are left out until it can be written",
+                f"polyrhythm: cannot write {self._path}: {reason}; events are dropped until it can be written",
                 file=sys.stderr,
                 flush=True,
             )
@@ -143,7 +143,7 @@ def _whole_lines(path: Path) -> bytes:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Read a log. A last line that was cut short by a killed run is left out.
+    """Read a log. An incomplete last line of a killed run is dropped.
 
     Raises:
         RequestError: there is no such file, or a line of it is damaged; the line is named.

@@ -1,11 +1,10 @@
-"""The figures of a run: a list of events folded into what tables and plots need.
+"""Statistics of a run: its events, folded into the numbers that tables and plots need.
 
-They count what workers did between two reports (`Stretch`, in series whose length stays bounded), the
-staleness of gradients, how busy servers were, and where training images came from: their files, or decoded
-images that were kept.
+They contain the work of workers between two reports (`Stretch`, in series of bounded length), the staleness of
+gradients, the load of servers, and the source of training images: files, or decoded images from a cache.
 
-A resumed run appends to the log of the part before it, its clock starts again at 0, and it repeats what came
-after the checkpoint that it resumed from. It is read as one run:
+A resumed run appends to the log of the previous part, its clock starts again at 0, and it repeats the work since the
+checkpoint that it resumed from. It is read as one run:
 
     first part    |---epoch 0---|---epoch 1---C--epoch 2--x        C: checkpoint, x: killed
     second part                               |---epoch 2---|---epoch 3---|
@@ -43,18 +42,18 @@ if TYPE_CHECKING:
 
 
 class RunFigures:
-    """All that the events of one run add up to, in bounded memory.
+    """Sums over the events of one run, in bounded memory.
 
     Attributes:
         time_s: time of the latest event, in seconds since training started.
-        images_seen: by all workers together, over all epochs.
-        workers: what every worker did, by its index.
-        together: what all workers did, in the order of their reports; None before the first.
-        versions, staleness_of, server_loads: of every server, by its index.
-        absent: workers that are lost, and whose successors have not come.
+        images_seen: images seen by all workers together, over all epochs.
+        workers: statistics of every worker, by its index.
+        together: statistics of all workers, in the order of their reports; None before the first.
+        versions, staleness_of, server_loads: statistics of every server, by its index.
+        absent: failed workers without a replacement.
         notices: everything the user should know, losses of workers included.
         stragglers: the worst ratio of a named straggler's step time to the median, by worker.
-        testing_s: in which no worker took steps, since the model was tested; those after the last step are not counted.
+        testing_s: seconds without steps while the model was tested; without those after the last step.
     """
 
     def __init__(self) -> None:
@@ -123,7 +122,7 @@ class RunFigures:
                 self.ended = event
 
     def _since_latest_s(self, event: Event) -> float:
-        """Return the seconds since the latest report of any rank; none where steps may have been taken meanwhile."""
+        """Return the seconds since the latest report of any rank; 0 if steps may have been taken in between."""
         seconds = event.time_s - self._latest_s
         self._latest_s = max(self._latest_s, event.time_s)
         if self.together is None or self.started is None or seconds <= 0:
@@ -139,7 +138,7 @@ class RunFigures:
         before = self.started
         if before is None or (before.workers, before.strategy) != (event.workers, event.strategy):
             self._furthest.clear()  # others count their steps from the start
-            if event.images_before is not None:  # what workers had said before may be more than counts
+            if event.images_before is not None:  # earlier reports may contain more than counts
                 self.images_seen = event.images_before
         self.started = event
         self.absent.clear()
@@ -193,7 +192,7 @@ class RunFigures:
         return event.images if again <= 0 else round(event.images * (1 - again / event.steps))
 
     def _images_seen_before(self, first: WorkerProgress) -> int:
-        # A resumed run whose earlier part is not at hand: every worker did as many such steps.
+        # A resumed run without its earlier part: every worker has done this many steps.
         steps_before = first.step - first.steps
         if self.started is None or self.started.images_before is not None:
             return self.images_seen
@@ -323,7 +322,7 @@ def _resumed_from(events: list[Event], start: RunStarted) -> CheckpointSaved:
     for event in reversed(events):
         if isinstance(event, CheckpointSaved) and event.epoch == start.start_epoch:
             return event
-    # No checkpoint of that epoch was logged: cut where that epoch began, as well as the steps tell.
+    # No checkpoint of that epoch was logged: cut where that epoch began, as closely as step counts allow.
     step = start.start_step or start.start_epoch * start.steps_per_epoch
     done = [event.time_s for event in events if isinstance(event, WorkerProgress) and event.step <= step]
     return CheckpointSaved(time_s=max(done, default=0.0), path="", epoch=start.start_epoch, step=step)
@@ -347,17 +346,17 @@ def _counts(event: Event, checkpoint: CheckpointSaved) -> bool:
 
 @dataclass(kw_only=True, slots=True)  # frozen ones take thrice as long to make, and a long log makes many
 class Stretch:
-    """What was done in one stretch of training; never changed.
+    """One period of training; immutable.
 
     Attributes:
-        end_s: in seconds since training started.
-        epoch: in which it ended, from 0.
+        end_s: end, in seconds since training started.
+        epoch: epoch in which it ended, from 0.
         step: steps done at its end, since the run began; `steps`: steps in it.
-        images_seen: by all workers together at its end.
+        images_seen: images seen by all workers together at its end.
         loss: mean training loss of its images.
-        learning_rate: in use at its end.
+        learning_rate: learning rate at its end.
         wait_s: seconds of it that were spent waiting for others.
-        stage_s: of these, for other stages of a pipeline.
+        stage_s: seconds of `wait_s` spent waiting for other stages of a pipeline.
         processor_s: seconds of it in which the processor was busy with others.
     """
 
@@ -393,13 +392,13 @@ class Stretch:
 def mean_loss(stretches: Sequence[Stretch]) -> float:
     """Return the mean loss of all images of some stretches; not a number if there are none."""
     images = sum(stretch.images for stretch in stretches)
-    # An empty stretch says nothing, even if its loss is not a number.
+    # An empty stretch is ignored, even if its loss is NaN.
     total = sum(stretch.loss * stretch.images for stretch in stretches if stretch.images)
     return total / images if images else math.nan
 
 
 def merged(first: Stretch, *others: Stretch) -> Stretch:
-    """Return the stretch that covers some neighbours; exact, since rates and means come from the sums."""
+    """Return the union of adjacent stretches; exact, since rates and means follow from the sums."""
     if not others:
         return first
     every, last = (first, *others), others[-1]
@@ -420,10 +419,10 @@ def merged(first: Stretch, *others: Stretch) -> Stretch:
 
 
 class Series:
-    """The stretches of one worker, or of several; neighbours merge when there are more than `limit`.
+    """The stretches of one worker, or of several; adjacent ones are merged if there are more than `limit`.
 
     Attributes:
-        added: how many were added, merged or not.
+        added: number of added stretches, merged ones included.
     """
 
     def __init__(self, first: Stretch, limit: int = 600) -> None:
@@ -499,11 +498,11 @@ class Staleness:
 
 
 class ServerLoad:
-    """Sums over what a server has reported.
+    """Sums over the reports of a server.
 
     Attributes:
-        updating_s: of `busy_s`, on updates and not on sending.
-        held_s: that workers' gradients waited there for others'.
+        updating_s: seconds of `busy_s` spent on updates.
+        held_s: seconds for which workers' gradients waited for others'.
     """
 
     def __init__(self) -> None:
@@ -526,12 +525,12 @@ class ServerLoad:
 
     @property
     def busy_share(self) -> float:
-        """The fraction of its time in which it did not wait for messages; 0 before it has said anything."""
+        """Fraction of its time in which it did not wait for messages; 0 before its first report."""
         return self.busy_s / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def queue(self) -> float:
-        """Messages in a row that it found waiting, in the mean; 0 before it has said anything."""
+        """Mean number of waiting messages; 0 before its first report."""
         return self._queue_s / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -553,7 +552,7 @@ def _in_pairs(measured: Sequence[NoiseMeasured]) -> list[NoiseMeasured]:
 
 
 _ENOUGH = 10
-"""Compared steps from which on a noise scale is told."""
+"""Minimum number of comparisons for a noise scale to be reported."""
 
 
 def noise_scale(measured: Sequence[NoiseMeasured]) -> dict[str, Any] | None:
@@ -605,6 +604,6 @@ class CacheFigures:
 def cache_line(cache: Mapping[str, Any]) -> str:
     """Write `CacheFigures.to_json` for people."""
     return (
-        f"{percent(cache['hit_share'])} of the {whole(cache['images'])} training images that were asked for came "
+        f"{percent(cache['hit_share'])} of the {whole(cache['images'])} requested training images were served "
         f"decoded from memory ({cache['kept_bytes'] / 1e6:,.1f} MB)"
     )

@@ -1,4 +1,4 @@
-"""The bottleneck of a run: the cause whose removal would gain most, by the run's own figures, and its remedy.
+"""The bottleneck of a run: the cause that costs most by the run's own measurements, and its remedy.
 
     gain of a cause  =  1 / (1 - s) - 1        s: share of the run's length that it costs
 
@@ -11,18 +11,19 @@ is. A slow worker costs its step less the median one, not what the others waited
 
 All shares are of the run's length, over all workers, and add up to 1. What each is taken from:
 
-- The processor: for how long the system says that a worker's thread was ready, with more processes than cores.
+- The processor: time for which a worker's thread was ready but not running, with more processes than cores.
 - Tests: from the last report of any worker's step to the event of the test, where steps follow.
 - Batches: what `--timings` measures; without it, that counts as computing.
 - Other stages of a pipeline: what its workers waited inside their passes.
-- Slower workers, with servers: how long servers have held gradients until others' had come. Where workers wait for
+- Slower workers, with servers: time for which servers have held gradients until others' arrived. Where workers wait
+for
   each other without servers, the slowest waits for the network only: the least wait of a step, over all workers, is
   taken to be the cost of everyone's exchange, and the rest of the waiting to be for slower workers.
 - Servers: their time for the messages of steps. The network is the rest, with the time that messages queue.
 
-What lockstep would have cost a free-running run with servers, by the run's own figures:
+The estimated cost of synchronous training for an asynchronous run with servers, by the run's own measurements:
 
-    N gradients, free-running      N / sum of the workers' steps a second
+    N gradients, asynchronous      N / sum of the workers' steps per second
     N gradients in lockstep        c + max(N (b - u) + u, w - (N - 1) u)
 
 c: the slowest worker's mean computing time of a step. b: the busiest server's time for a gradient, u of it
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LockStep:
-    """Seconds for a gradient of every worker, free-running and synchronous; `update_s` of the busiest server."""
+    """Seconds per gradient of every worker, asynchronous and synchronous; `update_s` of the busiest server."""
 
     free_running_s: float
     lock_step_s: float
@@ -91,7 +92,7 @@ _WORTH_NAMING = 0.1
 """Gain from which a cause is named as what held the run back."""
 _LEAST_LEFT = 0.001
 _WORTH_SAYING = 0.01
-"""Share of the time from which what seldom counts is mentioned by its name."""
+"""Minimum share of the time for minor causes to be mentioned by name."""
 _SHOWN = 0.0005
 """Share of the time that is written as more than nothing."""
 _BUSY = 0.6
@@ -99,26 +100,26 @@ _BUSY = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldBack:
+class Bottleneck:
     """The bottleneck of a run: shares of the run's length over all workers, and of the busiest server's time.
 
     Attributes:
         bottleneck: its name, as a noun phrase: `the network`.
         problem: a sentence with its share of the time, or that there is none.
         remedy: options that would relieve it; empty without a bottleneck.
-        time: all shares of the workers' time in words; they add up to 100 %.
+        time: shares of the workers' time in words; they sum to 100 %.
         text: problem, remedy, gain, and the comparison with synchronous training, in a line.
         cause: `compute`, `processor`, `stragglers`, `lock-step waiting`, `stages`, `servers`, `network`, `tests`,
             `input` or `nothing left`.
         gain: images/s that would be gained without the cause, as a share; 0 for `compute`.
         exchange_share: waiting for servers and for the network.
-        server_share: of it, for servers.
-        network_share: of it, for the network.
+        server_share: part of `exchange_share` spent waiting for servers.
+        network_share: part of `exchange_share` spent waiting for the network.
         stage_share: waiting for other stages of a pipeline.
         processor_share: waiting for the processor.
         testing_share: while the model was tested, and no worker took steps.
         input_share: waiting for batches; 0 where it was not measured.
-        nothing_left_share: of the time after a worker's last step, while others had still steps to take.
+        nothing_left_share: share of the time after a worker's last step, while others still had steps to take.
         server_queue: messages in a row that the busiest server found waiting; 0 without servers.
         lock_step: None where that is no question.
     """
@@ -145,14 +146,14 @@ class HeldBack:
     gain: float = 0.0
 
 
-def held_back(figures: RunFigures) -> HeldBack | None:
+def held_back(figures: RunFigures) -> Bottleneck | None:
     """Find out what held a run back; None before the first report of a step."""
     totals = {worker: series.total for worker, series in figures.workers.items()}
     totals = {worker: total for worker, total in totals.items() if total.steps and total.seconds > 0}
     if not totals:
         return None
     end_s = max(figures.workers[worker].last.end_s for worker in totals)
-    # Who is lost has left its work to others.
+    # The remaining work of failed workers was done by others.
     there = totals.keys() - figures.absent if figures.ended else set()
     idle_s = sum(end_s - figures.workers[worker].last.end_s for worker in there)
     seconds = sum(total.seconds for total in totals.values()) + idle_s
@@ -223,7 +224,7 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         text += f"; remedy: {remedy}, up to {gain_text(gain)}"
     if together:
         text += f"; {together.text}"
-    return HeldBack(
+    return Bottleneck(
         cause=cause,
         compute_share=compute,
         slower_workers_share=slower,
@@ -254,12 +255,12 @@ def _steps(totals: dict[int, Stretch]) -> int:
 def _slower_and_server_s(
     figures: RunFigures, totals: dict[int, Stretch], waited_s: float, *, free_running: bool
 ) -> tuple[float, float]:
-    """Return for how many seconds all workers waited for slower ones, and for servers.
+    """Return the seconds for which all workers waited for slower ones, and for servers.
 
     Args:
-        figures: of the run.
-        totals: what each worker did.
-        waited_s: by all workers, but for other stages.
+        figures: statistics of the run.
+        totals: statistics of each worker.
+        waited_s: waiting time of all workers, without waiting for other stages.
         free_running: whether workers never wait for slower ones.
     """
     loads = figures.server_loads.values()

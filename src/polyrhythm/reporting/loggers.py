@@ -133,21 +133,21 @@ class TensorBoardWriter:
 
 
 class Logger(Protocol):
-    """What keeps track of a run elsewhere; called in the process of worker 0, or of whoever started the run."""
+    """An experiment tracker; called in the process of worker 0, or in the one that started the run."""
 
     def begin(self, options: Mapping[str, Any]) -> None:
         """Begin a run.
 
         Args:
-            options: what it is: strategy, data, model, workers, servers, epochs, and the like.
+            options: description of the run: strategy, data, model, workers, servers, epochs, and others.
         """
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Note some finite numbers.
+        """Log finite numbers.
 
         Args:
             step: images that all workers together have seen.
-            scalars: by their names; see `Scalars`.
+            scalars: values by name; see `Scalars`.
         """
 
     def end(self, outcome: str, figures: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ class Logger(Protocol):
 
         Args:
             outcome: `done`, `interrupted` or `failed`.
-            figures: of the run, as `train --json` prints them.
+            figures: results of the run, as `train --json` prints them.
         """
 
 
@@ -188,7 +188,7 @@ class LoggedRun:
             self._logger.end(event.outcome, event.result)
 
     def close(self) -> None:
-        """End the run, if nothing has been said of its end."""
+        """End the run, if no end was logged."""
         if self._begun:
             self._begun = False
             self._logger.end("failed", {})
@@ -206,7 +206,7 @@ class MLflowLogger:
     """Logs to MLflow: parameters, metrics by images seen, and the run's figures as metrics `final/…`.
 
     Args:
-        uri: where to, such as `sqlite:///mlruns.db`; None: as MLflow's own settings say.
+        uri: address of the server or database, such as `sqlite:///mlruns.db`; None: MLflow's own setting.
         experiment: its name.
         run_name: shown for the run; None: MLflow draws one.
 
@@ -248,13 +248,13 @@ class MLflowLogger:
 
 
 class WandbLogger:
-    """Logs to Weights & Biases, offline unless told otherwise: `wandb sync` sends it later.
+    """Logs to Weights & Biases, by default offline: `wandb sync` uploads it later.
 
     Args:
-        project: of the run.
-        folder: where files are written.
+        project: project of the run.
+        folder: folder for the files.
         mode: `offline`, `online` or `disabled`.
-        **options: of `wandb.init`.
+        **options: options of `wandb.init`.
 
     Raises:
         RequestError: Weights & Biases is not installed.

@@ -50,8 +50,8 @@ def progress_for(stream: TextIO, *, mark: str = "") -> Observer:
     """Pick the progress that a stream can show: live if it is a terminal that can move its cursor.
 
     Args:
-        stream: that it is written to.
-        mark: what follows every duration; `VIRTUAL` for a simulation.
+        stream: output stream.
+        mark: suffix of every duration; `VIRTUAL` for a simulation.
     """
     if stream.isatty():
         console = Console(file=stream)
@@ -62,7 +62,7 @@ def progress_for(stream: TextIO, *, mark: str = "") -> Observer:
 
 REFRESHES_PER_S = 4
 QUIET_S = 10.0
-_OTHER_LINES = 15  # what a drawing has beside the rows of its tables, and the prompt
+_OTHER_LINES = 15  # lines of a drawing that are not rows of its tables, and the prompt
 
 
 class LiveProgress:
@@ -210,7 +210,7 @@ def _bar(figures: RunFigures, mark: str) -> Table:
         images_per_s = figures.recent_images_per_s
         state = f"{duration(figures.time_s)} gone, {duration(figures.time_left_s)} left{mark}"
     rate = f"{whole(images_per_s)} images/s"
-    # Four columns, of which the bar takes what the others leave.
+    # Four columns; the bar takes the remaining width.
     line = Table.grid(padding=(0, 1), expand=True)
     for ratio in (None, 1, None, None):
         line.add_column(ratio=ratio, no_wrap=True)
@@ -308,7 +308,7 @@ def evaluation_line(event: Evaluated, figures: RunFigures) -> str:
 
 
 def end_line(event: RunEnded, figures: RunFigures) -> str:
-    """Return how the run ended; of one that is done, whose result follows, only its restarts."""
+    """Return how the run ended; for a finished run, followed by its result, only its restarts."""
     known, parts = facts(figures), []
     if event.outcome != "done":
         parts.append(f"{event.outcome} after {duration(known['seconds'])}")

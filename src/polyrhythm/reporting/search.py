@@ -1,4 +1,4 @@
-"""The trials of a search side by side: which is best, what has mattered, and what each came to when."""
+"""The trials of a search: ranking, importance of options, and progress over time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Tried:
 
     Attributes:
         number: counted from 0.
-        folder: of its run, inside the search's.
-        parameters: what was chosen for it.
+        folder: folder of its run, inside the search's.
+        parameters: values chosen for it.
         options: those of its run that they decide, with all names in braces filled in.
-        value: of the goal; None where there is none: under way, failed, or the goal not reached.
+        value: value of the goal; None while it runs, if it failed, or if the goal was not reached.
         state: `done`, `stopped` (before its end, since others did better), `failed` or `running`.
         curve: (epochs, value) of its tests.
-        seconds: of training, virtual ones if it was simulated.
-        price: what these cost; None if that is not known.
-        took_s: on the clock, with starting and ending.
+        seconds: training time, virtual if it was simulated.
+        price: price of that time; None if unknown.
+        took_s: wall-clock time, including start and end.
         error: why it failed.
-        parent: the folder of the trial whose checkpoint it went on from.
+        parent: folder of the trial that it continued from.
     """
 
     number: int
@@ -55,12 +55,12 @@ class Search:
     """All trials of a search.
 
     Attributes:
-        method: by which they were chosen.
-        goal: what their value is.
-        budget: as the user wrote it.
+        method: search method.
+        goal: goal, which defines the values.
+        budget: budget as the user wrote it.
         maximize: whether more is better.
         simulated: whether their seconds are virtual ones.
-        trials: in order.
+        trials: trials in order.
         importance: share of the values' variance that each option explains (fANOVA); empty where it is not known.
     """
 
@@ -73,12 +73,12 @@ class Search:
     importance: Mapping[str, float]
 
     def ranked(self) -> list[Tried]:
-        """Return the trials that have come to something at their end, best first."""
+        """Return the finished trials with a value, best first."""
         done = [trial for trial in self.trials if trial.state == "done" and trial.value is not None]
         return sorted(done, key=lambda trial: self._order(trial.value))
 
     def best(self) -> Tried | None:
-        """Return the best trial; None if none has come to its end."""
+        """Return the best trial; None if none has finished with a value."""
         ranked = self.ranked()
         return ranked[0] if ranked else None
 
@@ -124,7 +124,7 @@ class Search:
         return texts
 
     def table(self, most: int | None = None) -> tuple[list[str], list[list[str]]]:
-        """Return heads and rows of the trials, best first, then those that have come to no end.
+        """Return headings and rows of the trials, best first, then unfinished ones.
 
         Args:
             most: rows at most; None: all.

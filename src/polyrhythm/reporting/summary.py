@@ -1,4 +1,4 @@
-"""What a run has come to, kept beside its log, so that a comparison of many runs need not read their logs again.
+"""The summary of a run, stored next to its log, so that a comparison of many runs need not read their logs again.
 
     RUN/events.jsonl ──▶ figures, tests, training losses ──▶ RUN/summary.json, with the length and the end of the log
 
@@ -47,12 +47,12 @@ class Test:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a run has come to.
+    """The summary of a run.
 
     Attributes:
         known: its figures, by the names of `train --json`.
         outcome: `done`, `interrupted`, `failed`, or `unfinished` where there is no end.
-        tests: of the model, in order.
+        tests: tests of the model, in order.
         losses: (seconds, images of all workers, mean training loss), of every report of a worker, or where there are
             many of some reports together.
     """
@@ -84,13 +84,13 @@ def summarised(events: Iterable[Event]) -> tuple[RunFigures, Summary | None]:
 
 
 def write_summary(folder: Path, log: Sequence[Any], summary: Summary, claim: Unclaimed = UNCLAIMED) -> None:
-    """Keep the summary of a run beside its log, whole or not at all.
+    """Write the summary of a run next to its log, atomically.
 
     Args:
-        folder: of the run.
-        log: that was read for it, as `state_of` gave it before.
-        summary: of the run.
-        claim: to the folder.
+        folder: folder of the run.
+        log: earlier result of `state_of` for the log that was read.
+        summary: summary of the run.
+        claim: claim to the folder.
 
     Raises:
         OSError: it cannot be written.
@@ -171,7 +171,7 @@ def _of_ensemble(folder: Path) -> Summary:
 
 
 def state_of(log: Path) -> list[Any]:
-    """Return what tells a log from another, and from itself once it has gone on: its length, and a hash of its end.
+    """Return a fingerprint of a log that changes when it grows: its length, and a hash of its end.
 
     Raises:
         OSError: it cannot be read.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.reporting.quantities import MINUTE_S, duration, percent, whole
@@ -90,7 +91,7 @@ _ELSEWHERE = {"per_class", "confusion", "test_top1_interval", "waiting_share", "
 def facts(figures: RunFigures) -> dict[str, Any]:
     """Return the figures of a run by the names of `train --json`.
 
-    Its result's figures win; a run that ended early has a partial result or none, and its events say the rest.
+    Its result's figures win; a run that ended early has a partial result or none, and the rest follows from its events.
     """
     found: dict[str, Any] = {}
     if figures.started:
@@ -123,8 +124,9 @@ def fact_rows(known: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _label(name: str) -> str:
-    """Return the name of a figure as words: `Gpu energy` of `gpu_energy`."""
-    return name.replace("_", " ").capitalize()
+    """Return the name of a figure as words: `GPU energy` of `gpu_energy`."""
+    text = name.replace("_", " ").capitalize()
+    return re.sub("^Torch$", "PyTorch", re.sub("^([CG])pu", r"\1PU", text))
 
 
 def is_virtual(known: Mapping[str, Any]) -> bool:

@@ -2,9 +2,9 @@
 
 The table of it is the same on the terminal and in the report.
 
-The worker that stands still least in a step waits for no other. So where workers take their steps together,
-its time inside the communicator is taken to be the cost of everyone's transfer, step by step, and what others
-stood still longer is waiting. Where workers run free, the two cannot be told apart: all is communication.
+The worker with the shortest blocking time in a step waits for no other. So where workers are synchronous, its time
+inside the communicator is taken as the cost of everyone's transfer, step by step, and any longer blocking time of
+others is waiting. With asynchronous workers the two cannot be separated: all is communication.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StepParts:
 
 
 class Timings:
-    """Sums over what workers report, in bounded memory; `tells_waiting`: waiting is told from communication."""
+    """Sums over workers' reports, in bounded memory; `tells_waiting`: waiting is separated from communication."""
 
     def __init__(self) -> None:
         self.tells_waiting = False
@@ -60,7 +60,7 @@ class Timings:
         return bool(self._steps)
 
     def add(self, event: WorkerTimings, workers: int) -> None:
-        """Add a report; `workers` is the number of those who report every step, where they are synchronous."""
+        """Add a report; `workers` is the number of workers that report every step, where they are synchronous."""
         told = self._seconds.setdefault(event.worker, dict.fromkeys(PARTS, 0.0))
         self._steps[event.worker] += event.steps
         for part in _REPORTED:
@@ -82,7 +82,7 @@ class Timings:
     def of_workers(self) -> list[StepParts]:
         """Return what the steps of every worker went into, in the order of the workers."""
         waiting_s = self._waiting_s.copy()
-        for stood_still in self._open.values():  # of which a worker that is gone will not report
+        for stood_still in self._open.values():  # a failed worker will not complete its own
             _close(stood_still, waiting_s)
         found = []
         for worker, told in sorted(self._seconds.items()):
@@ -98,7 +98,7 @@ class Timings:
 
 
 def _close(stood_still: dict[int, float], waiting_s: dict[int, float]) -> None:
-    """Add to each worker's waiting what it stood still longer in a step than the one who did so least."""
+    """Add to each worker's waiting time how much longer than the shortest its blocking time in a step was."""
     least_s = min(stood_still.values())
     for worker, seconds in stood_still.items():
         waiting_s[worker] = waiting_s.get(worker, 0.0) + seconds - least_s

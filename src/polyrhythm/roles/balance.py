@@ -18,7 +18,7 @@ Where workers regroup, all start again with equal shares. With servers a run con
 there is no regrouping: worker 0 then announces equal shares from here on, and a worker that finds worker 0 failed
 sets equal shares itself.
 
-Groups whose workers draw together share their batches in the same way, each group by itself; its first worker has the
+Groups with dynamic batches divide them in the same way, each group by itself; its first worker has the
 role of worker 0. A group without one of its workers continues with equal shares.
 """
 
@@ -83,7 +83,7 @@ def balances(
     traits, reason = strategy.traits(workers), ""
     grouped = shares_in_groups(strategy, workers)
     if not (traits.lockstep or traits.skips_steps or traits.scales_parts or grouped):
-        reason = f"workers of {strategy} go each at its own pace, which needs no balance: leave balance out"
+        reason = f"{strategy} is asynchronous and needs no balance: leave balance out"
     elif grouped and not drawn:
         reason = "groups share the batches that they draw: leave deal fixed out, or leave balance out"
     elif not traits.counts_samples:
@@ -96,7 +96,7 @@ def balances(
             f"workers of {strategy} compute together, at one speed: leave balance out, or choose synchronous"
         )
     elif balance.optional and traits.skips_steps:  # there is no waiting for a slow worker
-        reason = "late gradients are left out"
+        reason = "late gradients are dropped"
     elif batch < workers:
         reason = "batches are too small"
     elif balance.by_steps and not traits.local_steps:
@@ -183,7 +183,7 @@ def balancer_for(
 def shares_in_groups(strategy: Strategy, workers: int) -> bool:
     """Whether groups draw batches that their workers share, in lockstep and all of them or none."""
     traits = strategy.traits(workers)
-    # Leaf servers continue at once without a failed worker, whose share is then lost.
+    # Leaf servers continue at once without a failed worker, and its share is then lost.
     return traits.draws and not traits.leaves and any(len(group) > 1 for group in traits.groups)
 
 
@@ -192,8 +192,7 @@ class Balancer:
 
     Args:
         balance: requested balance; see `balances`.
-        workers: all workers, or those of a group, on a communicator of which nothing else uses the tag of these
-            messages.
+        workers: communicator of all workers, or of a group; the tag of these messages must be unused.
         batch: images of a global batch.
         group: indices of the workers that share their batches, where not all do; empty: all.
         everyone: number of workers of the run; 0: these.
@@ -208,12 +207,12 @@ class Balancer:
         exchanger: see `balancer_for`.
 
     Attributes:
-        group: as given.
+        group: the given group.
         sizes: relative shares of the present workers, in their order; empty: all equal.
         share: weight of this worker relative to equal shares: its share of a global batch, but 1 where it
             takes more steps with a larger one.
         limit: images that this worker's memory holds; 0: not known.
-        compute_time: as given, or the clock's.
+        compute_time: the given function, or the clock's.
         whole_steps: whether that is measured, and not passes alone.
         since_s: start of the current step or pass, by `compute_time`.
     """

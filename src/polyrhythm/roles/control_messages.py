@@ -107,7 +107,7 @@ class ControlMessage:
 
 
 _SCALARS = frozenset([int, str, bool])
-"""Types whose values are sent unchanged."""
+"""Types with values that are sent unchanged."""
 
 
 @cache
@@ -290,7 +290,7 @@ class Introduction(ControlMessage):
         generation: number of previous processes of its rank.
         behind: whether it had done fewer steps than the coordinator in the checkpoint from which the run resumed.
         record_follows: whether its latest state is its next message.
-        untrained: as in `Welcome`; empty in a dry run.
+        untrained: untrained tensors, see `Welcome`; empty in a dry run.
     """
 
     KIND = Kind.INTRODUCTION
@@ -312,7 +312,7 @@ class MembershipView(ControlMessage):
         over: whether members only have to leave.
         absences: step from which workers are absent, and which, oldest first, this view's last.
         missed: step of the others at which a worker was missed, and which, replaced or not.
-        since: for each of those, the steps, from and to, without effect on the others.
+        since: for each of those, the first and last step without effect on the others.
         begins: first entry of the log that no member had opened.
         gives: states to send: the worker that has it, the worker that begins with it.
         hands: results of the log to send: number of the entry, the worker that has it, the worker that lacks it.
@@ -401,7 +401,7 @@ class Handover(ControlMessage):
     Attributes:
         vector: `(size,)`, its parameters.
         part: tensors of its strategy part, by name.
-        part_facts: other state of its strategy part.
+        part_facts: remaining state of its strategy part.
     """
 
     KIND = Kind.HANDOVER
@@ -482,7 +482,7 @@ class ShardState(ControlMessage):
     Attributes:
         shard: number of the shard.
         tensors: tensors by name.
-        facts: other state.
+        facts: remaining state.
     """
 
     KIND = Kind.STATE

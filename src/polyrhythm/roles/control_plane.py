@@ -1,10 +1,10 @@
-"""The control plane: how a worker reaches the leader, or leads itself.
+"""The control plane: how a worker reaches the coordinator, or coordinates itself.
 
-    worker 0   Leader   listens to all ranks, and does the run's duties: tests, saves, makes its figures
-    others     Member   sends the leader messages, which wait while a lost leader is replaced
+    worker 0   Leader   receives from all ranks; tests, saves, and reports the run's results
+    others     Member   sends messages to the coordinator, which wait while a failed one is replaced
 
-Every loop calls it alike: `enter` once, `begin` when training starts, `after_step` and `report` on the way,
-`boundary` where states are handed in, `leave` last. Regrouping asks it for membership views.
+The calls of a loop: `enter` once, `begin` when training starts, `after_step` and `report` during training,
+`boundary` where states are collected, `leave` last. Regrouping uses it to request membership views.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from polyrhythm.roles.control_messages import FinalModel, TakenBatches
 from polyrhythm.roles.regroup import RegroupControl
 
 EvaluatesPart = Callable[[], PartialEvaluation]
-"""Tests the part of one of several workers that hold the same model."""
+"""Tests this worker's share of the test images, where several workers hold the same model."""
 
 
 class Boundary(Enum):
-    """Why a worker hands in its state between two steps."""
+    """The reason why a worker sends its state between two steps."""
 
     ENTERED = "entered"
-    """It has just come: as a successor, or from a checkpoint of the run's end."""
+    """The worker has just joined: as a replacement, or from a checkpoint of the run's end."""
     EPOCH = "epoch"
     """An epoch is over."""
     STOP = "stop"
-    """It stops early because a rank was asked to."""
+    """The worker stops early because a rank was asked to."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How a worker has come into the run.
+    """How a worker has entered the run.
 
     Attributes:
-        restored: its state in the checkpoint from which the run goes on; None where there is none.
-        elapsed_s: seconds since training started, where it is a successor.
-        begun: what other numbers of workers did of epochs that are not over.
+        restored: its state in the checkpoint from which the run resumes; None where there is none.
+        elapsed_s: seconds since training started, for a replacement.
+        begun: progress of other numbers of workers in unfinished epochs.
     """
 
     restored: WorkerState | None = None
@@ -54,27 +54,27 @@ class Entry:
 
 
 class ControlPlane(RegroupControl, Protocol):
-    """What a worker's loop asks of the leader and reports to it: rank 0 has a `Leader`, all others a `Member`."""
+    """Requests and reports of a worker's loop to the coordinator: rank 0 has a `Leader`, all others a `Member`."""
 
     def enter(self) -> Entry:
-        """Enter the run: fresh, from a checkpoint, or as a successor, of whom worker 0's takes over the lead.
+        """Enter the run: fresh, from a checkpoint, or as a replacement, which coordinates if it replaces worker 0.
 
         Raises:
-            PeerLost: somebody is gone whom the run needs.
+            PeerLost: a rank that the run needs has failed.
         """
 
     def begin(self, epoch: int) -> None:
-        """Note that all replicas are equal and training starts, in this epoch."""
+        """Note that all replicas are equal and training starts in this epoch."""
 
     def after_step(self) -> None:
-        """Called after a step; never waits.
+        """Called after a step; never blocks.
 
         Raises:
             Departed: this worker was asked to leave.
         """
 
     def report(self, fact: Event | TakenBatches) -> None:
-        """Pass on what this worker has done lately."""
+        """Report this worker's recent progress."""
 
     def boundary(
         self,
@@ -84,34 +84,35 @@ class ControlPlane(RegroupControl, Protocol):
         presented: Tensor | None = None,
         test: EvaluatesPart | None = None,
     ) -> None:
-        """Hand in this worker's state between two steps; the leader tests and saves.
+        """Send this worker's state between two steps; the coordinator tests and saves.
 
         Args:
-            why: it is handed in.
-            record: the state.
-            epochs: that are over, where one has just come to its end.
+            why: reason for sending it.
+            record: state of the worker.
+            epochs: number of finished epochs, where one has just finished.
             presented: `(size,)`, the model to be tested, where it is not this worker's own.
-            test: tests this worker's part of what is tested then; None: the leader tests all of it.
+            test: test of this worker's share; None: the coordinator tests all images.
         """
 
     def work_done(self, record: WorkerState) -> bool:
-        """Return whether nothing is left for this worker to draw, which has found nothing more.
+        """Return whether no batches remain for this worker, which has found none.
 
-        The leader waits until all others have found so, too: what one of them leaves that is lost now is the leader's.
+        The coordinator waits until all others have found none either: it takes over the unfinished batches of
+        a worker that fails now.
 
         Args:
-            record: this worker's state.
+            record: state of this worker.
         """
 
     def attend(self) -> bool:
-        """Handle messages that have arrived while this worker waits elsewhere; return whether it must regroup."""
+        """Handle messages that arrive while this worker waits elsewhere; return whether it must regroup."""
 
     def leave(self, record: WorkerState) -> FinalModel | None:
-        """Hand in this worker's last state, and wait until the leader needs nothing more of it.
+        """Send this worker's last state, and wait until the coordinator needs nothing more of it.
 
         Args:
-            record: the state.
+            record: state of the worker.
 
         Returns:
-            The run's final model, where the leader hands it out.
+            The run's final model, where the coordinator sends it.
         """

@@ -1,4 +1,4 @@
-"""The deal of a run whose workers draw their batches: its owner on worker 0, and every worker's hand.
+"""The deal of a run with dynamic batches: its owner on worker 0, and every worker's hand.
 
     worker                                worker 0, in the background
       DRAW(step) ── 64 bytes ──────────▶  Dealer.draw ─▶ event `BatchesDrawn` ─▶ launcher: ledger
@@ -352,7 +352,7 @@ class Hand:
     def _ask(self, step: int) -> None:
         self._asked = step
         try:
-            # Kept: a send whose handle is dropped may never arrive.
+            # Kept: dropping the handle of a send may cancel it.
             self._asking = self._communicator.start_send(LEADER, Draw(self._generation, step).message())
         except PeerLost as loss:
             self._wait_for_leader(loss)

@@ -72,7 +72,7 @@ class StandIn:
 
     Attributes:
         buckets: number of numbers of each bucket, in the order of the backward pass.
-        scale: how many numbers of the model each number stands for.
+        scale: number of the model's elements that one element stands for.
         dtype: dtype of the model's numbers, and of these.
         shapes: shapes of the model's parameters; empty: a matrix of one row for each bucket.
     """
@@ -150,7 +150,7 @@ def as_it_was_sent(message: Message) -> Message:
     """Return a received message, where all gradients and parameters are zeros that never change.
 
     A copy of those would be the same, and accounts for most of the cost of a small message; so they are not copied, nor
-    are events, whose text is only read, and compressed vectors, of which only the size exists. All else is copied:
+    are events, which are only read, and compressed vectors, which have only a size. All else is copied:
     vectors of collectives hold numbers that count workers, and are summed in place.
     """
     return message if message.kind in _HANDED_ON or is_bare(message.tensor) else message.received()
@@ -189,8 +189,9 @@ class DryRun:
         batch_size: batch size of one worker, for counting images.
         epoch_images: images of an epoch, in steps that differ by at most one as in training; 0: all batches
             are full, and there is one epoch.
-        drop_last: whether an incomplete last step of an epoch is left out.
-        optimizer: optimizer that the strategy runs on the stand-in, whose time is not modelled; None changes nothing.
+        drop_last: whether an incomplete last step of an epoch is dropped.
+        optimizer: optimizer that the strategy runs on the stand-in, at no cost in virtual time; None changes
+            nothing.
         gradient: fills the flat gradients of a worker's step in place, given its index, the step and `(E,)` zeros.
         seed: seed of random step times.
         exact: whether every number of the model exists, as real networks need it.
@@ -503,7 +504,7 @@ def _without_timer(part: str, what: str) -> None:
 
 
 class DryPipelineWorkload(DryWorkload):
-    """A `DryWorkload` whose workers compute a batch together and sleep between their messages."""
+    """A `DryWorkload` for workers that compute a batch together and sleep between their messages."""
 
     __slots__ = ()
 
@@ -642,7 +643,9 @@ class DryDuties(Duties):
 
     def take_up(self) -> None:
         """Continue with the time of the run."""
-        assert self._ledger.began_at_s is not None, "a leader has a successor when training has started"
+        assert self._ledger.began_at_s is not None, (
+            "a coordinator is replaced only after training has started"
+        )
         self._emitter.take_up(self._ledger.began_at_s)
 
     def begin(self, epoch: int) -> None:
@@ -671,7 +674,8 @@ class DryDuties(Duties):
             world.emit(Notice(time_s=0, text=remark))
         if dry_run.traits.sends_by_value and dry_run.computes_nothing:
             text = (
-                f"what {strategy} sends depends on the gradients' values, of which a dry run has none: what only large "
+                f"messages of {strategy} depend on the gradients' values, and a dry run has none: messages that "
+                "only large "
                 "ones cause is not sent here; simulate with real gradients to see it"
             )
             world.emit(Notice(time_s=0, text=text))

@@ -72,7 +72,7 @@ class Calendar:
         workers: number of workers that share them.
         batch_sizes: batch size of one worker in each epoch.
         begun: progress of other numbers of workers in unfinished epochs.
-        drop_last: whether an incomplete last step of an epoch is left out.
+        drop_last: whether an incomplete last step of an epoch is dropped.
         steps: number of steps of every worker, after which the run ends inside its last epoch; 0: it ends with it.
 
     Attributes:
@@ -219,7 +219,7 @@ class Learning:
         epochs: number of passes over the training images.
         updates: number of updates of the whole run, after which its last epoch ends: steps where workers are
             synchronous, batches of all of them elsewhere; None: it ends with its images.
-        drop_last: whether an incomplete last step of an epoch is left out, and not spread.
+        drop_last: whether an incomplete last step of an epoch is dropped, and not spread.
         batch_size: batch size of one worker, in the first epoch.
         accumulate: number of passes in which a batch is computed, one after the other.
         batch_schedule: schedule of the batch size.
@@ -233,7 +233,8 @@ class Learning:
         rate_decay: ratio of each stage's learning rate to that of the stage after it; see `training.stages`.
         execution: settings for running the network.
         size_schedule: schedule of the size of training images.
-        all_epochs: epochs of the run of which these are the first, for schedules; None: there are no more.
+        all_epochs: epochs of the whole run, for schedules, where this job is its first part; None: this is
+            the whole run.
     """
 
     optimizer: OptimizerConfig
@@ -288,13 +289,13 @@ class FaultTolerance:
     """Handling of failed workers, if the strategy continues without them.
 
     Attributes:
-        min_workers: least number of workers; with fewer the run ends, with a checkpoint.
+        min_workers: minimum number of workers; with fewer the run ends, with a checkpoint.
         vacant: number of workers' places, the last ones, that are vacant at first.
         notice_s: seconds between SIGTERM and the end of this host; None: SIGTERM has the effect of SIGINT.
         restarts: number of failed workers and servers that are replaced.
-        rescale: for lockstep strategies. False: the others divide a failed worker's share of every step among
-            themselves, so that steps keep their images; true: they leave it out, and lower the learning rate in
-            proportion.
+        rescale: treatment of an absent share, for lockstep strategies. False: the others divide a failed
+            worker's share of every step among themselves, so that steps keep their images; true: they leave it
+            out, and lower the learning rate in proportion.
         silence_s: shortest silence of a rank, in seconds, that the watchdog reports.
     """
 
@@ -314,7 +315,8 @@ class Job:
         strategy: strategy of the run.
         workers: number of workers.
         dataset: training and test data.
-        make_model: makes a replica; called once per worker, with torch's global generator seeded.
+        make_model: function that makes a replica; called once per worker, with torch's global generator
+            seeded.
         model_name: name of the model, for people.
         learning: training settings of a replica.
         checkpointing: files of the run.
@@ -449,7 +451,7 @@ class Job:
         folder = f" {self.checkpointing.folder}" if self.checkpointing.folder is not None else ""
         least = f"min_workers is {self.fault_tolerance.min_workers}"
         return RunError(
-            f"{left} of {self.workers} workers are left, and {least}; continue with --resume{folder}"
+            f"{left} of {self.workers} workers remain, and {least}; continue with --resume{folder}"
         )
 
     @property
@@ -459,7 +461,7 @@ class Job:
 
     @cached_property
     def planned(self) -> Job:
-        """Job whose first epochs these are; schedules follow it."""
+        """Job of the planned run, which starts with this job's epochs; schedules follow it."""
         planned = self.learning.planned_epochs
         if planned == self.learning.epochs:
             return self
@@ -525,7 +527,7 @@ def _check_optimizer(strategy: Strategy, traits: Traits, dtype: torch.dtype, lea
     optimizer = learning.optimizer
     if optimizer.follows_staleness and not traits.tells_staleness:
         raise RequestError(
-            f"momentum=auto follows the staleness of single gradients, which {strategy} does not tell: use "
+            f"momentum=auto follows the staleness of single gradients, which {strategy} does not report: use "
             "parameter_server, or give a momentum"
         )
     norm = learning.batch_norm
@@ -536,7 +538,8 @@ def _check_optimizer(strategy: Strategy, traits: Traits, dtype: torch.dtype, lea
         )
     if norm.over_workers and (learning.accumulate > 1 or learning.execution.compiled):
         raise RequestError(
-            f"batch_norm {norm} exchanges inside the passes, of which all workers must make as many: leave accumulate "
+            f"batch_norm {norm} exchanges inside the passes, and all workers must make the same number of them: "
+            "leave accumulate "
             "and compile out"
         )
     if not isinstance(optimizer, Joint):

@@ -27,7 +27,7 @@ class LeaderChannel:
 
     Args:
         world: context of the rank.
-        strategy: strategy, whose fault policy decides whether the run survives the failure of the coordinator.
+        strategy: strategy; its fault policy decides whether the run survives the failure of the coordinator.
 
     Attributes:
         control: communicator for states, reports and events, apart from training.

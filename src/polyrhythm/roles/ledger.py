@@ -1,11 +1,11 @@
-"""The ledger: what a run has announced so far, with the leader's lists of workers and servers.
+"""The ledger: what a run has announced so far, with the coordinator's lists of workers and servers.
 
     leader ── events ──▶ keeper: the launcher, or a simulation     dies
-                            └── ledger ──▶ its successor: announces nothing twice, and leaves nothing out
+                            └── ledger ──▶ replacement: repeats and omits no announcement
 
-The ledger is made of events alone: it holds exactly what has been announced. `Attendance` lists the workers
-that are there, and what lost workers had done; `ServerAttendance` lists the servers that are there, and the
-shards that they can hand in.
+The ledger is made of events alone: it holds exactly what has been announced. `Attendance` lists the present
+workers and the work of failed ones; `ServerAttendance` lists the present servers and the shards that they
+hold.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _COUNTED = ("losses", "step", "images", "steps")
 
 
 class Attendance:
-    """The leader's list of workers.
+    """The coordinator's list of workers.
 
     Args:
-        workers: how many there are.
+        workers: number of workers.
 
     Attributes:
-        present: the indices of those who take part.
-        lost: how often a worker was lost.
-        joined: how often a successor came.
-        images_of_lost: seen by lost workers in this session, as far as they had said so.
-        steps_of_lost: the same of their steps.
+        present: indices of the members.
+        lost: number of worker failures.
+        joined: number of replacements that have joined.
+        images_of_lost: images of failed workers in this session, as last reported.
+        steps_of_lost: steps of failed workers in this session, as last reported.
     """
 
     def __init__(self, workers: int) -> None:
@@ -62,14 +62,14 @@ class Attendance:
         self._steps: Counter[int] = Counter()
 
     def note(self, event: WorkerProgress) -> None:
-        """Note what a worker says of itself."""
+        """Record a worker's progress report."""
         self._spoken.add(event.worker)
         self._step[event.worker] = event.step
         self._steps[event.worker] += event.steps
         self._images[event.worker] += event.images
 
     def lose(self, worker: int) -> int:
-        """Strike a worker off; return the step after which it was last heard of."""
+        """Remove a worker; return its last reported step."""
         self.present.discard(worker)
         self._spoken.discard(worker)
         self.lost += 1
@@ -79,19 +79,19 @@ class Attendance:
         return self.last_step(worker)
 
     def last_step(self, worker: int) -> int:
-        """Return the steps that a worker was last heard to have done."""
+        """Return the last reported step of a worker."""
         return self._step[worker]
 
     def has_spoken(self, worker: int) -> bool:
-        """Whether the process that is a worker now has said how far it has come; if not, one before it may have."""
+        """Whether the current process of a worker has reported progress; previous processes do not count."""
         return worker in self._spoken
 
     def losses(self, worker: int) -> int:
-        """Return how often a worker was lost."""
+        """Return the number of failures of a worker."""
         return self._losses[worker]
 
     def join(self, worker: int) -> None:
-        """Enter a successor."""
+        """Add a replacement."""
         self.present.add(worker)
         self.joined += 1
 
@@ -120,12 +120,12 @@ class Attendance:
 
 @dataclass
 class ServerLosses:
-    """What has become of a run's servers.
+    """Failures and replacements of a run's servers.
 
     Attributes:
-        lost: how often a server was lost that had all of its shards.
-        joined: how often a successor has got all of its shards.
-        absent: ranks of those who are lost, and have no successor with all of its shards.
+        lost: number of failures of servers that had all of their shards.
+        joined: number of replacements that have received all of their shards.
+        absent: ranks of failed servers without a complete replacement.
     """
 
     lost: int = 0
@@ -133,14 +133,14 @@ class ServerLosses:
     absent: set[int] = field(default_factory=set)
 
     def lose(self, rank: int) -> bool:
-        """Strike a server off; return whether it was there: a successor may be lost before it has its shards."""
+        """Mark a server as failed; return whether it was complete: a replacement may fail before it has its shards."""
         news = rank not in self.absent
         self.absent.add(rank)
         self.lost += news
         return news
 
     def join(self, rank: int) -> None:
-        """Enter a successor that has all of its shards."""
+        """Add a replacement that has all of its shards."""
         self.absent.discard(rank)
         self.joined += 1
 
@@ -155,15 +155,15 @@ class ServerLosses:
 
 
 class ServerAttendance:
-    """The leader's list of servers.
+    """The coordinator's list of servers.
 
     Args:
-        servers: their ranks, in the order of their indices.
-        faults: says which shards each holds.
-        losses: so far.
+        servers: ranks of the servers, in the order of their indices.
+        faults: fault policy, which assigns shards to servers.
+        losses: failures so far.
 
     Attributes:
-        losses: so far.
+        losses: failures so far.
     """
 
     def __init__(self, servers: tuple[int, ...], faults: FaultPolicy, losses: ServerLosses) -> None:
@@ -173,14 +173,14 @@ class ServerAttendance:
 
     @property
     def present(self) -> list[int]:
-        """Ranks of those who are there, with all of their shards."""
+        """Ranks of the servers that have all of their shards."""
         return [rank for rank in self._servers if rank not in self.losses.absent]
 
     def lose(self, rank: int) -> bool:
-        """Strike a server off; return whether it was there with all of its shards.
+        """Mark a server as failed; return whether it had all of its shards.
 
         Raises:
-            PeerLost: nobody else has one of its shards.
+            PeerLost: no other server has one of its shards.
         """
         absent = {self._servers.index(each) for each in {rank, *self.losses.absent}}
         if not self._faults.keeps_shards(absent):
@@ -188,7 +188,7 @@ class ServerAttendance:
         return self.losses.lose(rank)
 
     def holder(self, shard: int) -> int:
-        """Return the rank of a server that is there and has a shard."""
+        """Return the rank of a present server that has a shard."""
         ranks = [self._servers[index] for index in self._faults.holders_of(shard)]
         return next(rank for rank in ranks if rank not in self.losses.absent)
 
@@ -197,27 +197,28 @@ class ServerAttendance:
         return self._faults.shards_of(self._servers.index(rank))
 
     def name(self, rank: int) -> str:
-        """Name a server for people."""
+        """Return a server's name for messages."""
         return f"server {self._servers.index(rank)} (rank {rank})"
 
 
 @dataclass
 class Ledger:
-    """One session's of a run.
+    """Ledger of one session of a run.
 
     Attributes:
-        attendance: of the workers.
-        servers: what has become of them.
-        began_at_s: when training started, on the keeper's clock; None: it has not.
+        attendance: list of the workers.
+        servers: failures and replacements of the servers.
+        began_at_s: start of training on the keeper's clock; None: it has not started.
         earlier_s: seconds of training before this session.
-        begun_epochs: what other numbers of workers did of epochs, as `Begun` writes it.
-        paused_s: for how long the leader was away from training to test, of those since.
-        tested: the newest test, if there was one in this session.
-        tested_epochs: after so many epochs there is no test to be made up for.
-        saved_epochs: the same of checkpoints.
-        leader_s: when the leader last spoke of its own steps, since training started.
-        deal: the deal at the start of this session, as `Dealer` writes it; empty where nothing is drawn.
-        drawn: what has been drawn since then, and given back: a unit and its `Grant` each.
+        begun_epochs: progress of other numbers of workers in epochs, as `Begun` writes it.
+        paused_s: seconds for which the coordinator has paused training for tests.
+        tested: the newest test of this session, if there was one.
+        tested_epochs: number of epochs up to which no test is due.
+        saved_epochs: number of epochs up to which no checkpoint is due.
+        leader_s: time of the coordinator's last progress report since training started.
+        deal: state of the dealer at the start of this session, as `Dealer` writes it; empty without dynamic
+            batches.
+        drawn: grants and returns since then, each a unit and its `Grant`.
     """
 
     attendance: Attendance
@@ -235,7 +236,7 @@ class Ledger:
 
     @classmethod
     def of(cls, workers: int) -> Ledger:
-        """Begin the ledger of so many workers."""
+        """Return an empty ledger for this number of workers."""
         return cls(Attendance(workers))
 
     @property
@@ -245,15 +246,15 @@ class Ledger:
 
     @property
     def begun(self) -> Begun:
-        """What other numbers of workers did of epochs that were not over when this session began."""
+        """Progress of other numbers of workers in epochs that were unfinished when this session began."""
         return Begun.from_json(self.begun_epochs)
 
     def note(self, event: Event, now_s: float) -> None:
-        """Enter what the run has just said.
+        """Record an event of the run.
 
         Args:
-            event: of the leader, or passed on by it.
-            now_s: on the keeper's clock.
+            event: event of the coordinator, or forwarded by it.
+            now_s: time on the keeper's clock.
         """
         if isinstance(event, RunStarted):
             self.began_at_s, self.earlier_s = now_s - event.time_s, event.earlier_s
@@ -308,5 +309,5 @@ class Ledger:
         return cls(**told | {"attendance": attendance, "servers": servers, "tested": tested, "drawn": drawn})
 
     def copy(self) -> Ledger:
-        """Return one that what is said from now on does not change."""
+        """Return an independent copy."""
         return self.from_json(self.to_json())

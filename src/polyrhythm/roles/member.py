@@ -1,12 +1,12 @@
-"""The control plane of a worker that does not lead: messages to the leader, which wait while a lost one is replaced.
+"""The control plane of workers other than 0: messages to the coordinator, which wait until a failed one is replaced.
 
-A successor is let in by the leader, and gets from it all that no server holds:
+A replacement is admitted by the coordinator, which sends it all that no server holds:
 
-successor                leader                      servers
-  EnterWorker ─────────▶ enters it
-  ◀──── Welcome ──────── untrained tensors, time, what others did of epochs
-  PULL ────────────────────────────────────────────▶ enter it
-  ◀──── parameters, and how many of its steps count ──
+replacement              coordinator                      servers
+  EnterWorker ─────────▶ registers it
+  ◀──── Welcome ──────── untrained tensors, time, progress of epochs
+  PULL ────────────────────────────────────────────▶ register it
+  ◀──── parameters, and the number of its steps that count ──
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ from polyrhythm.strategies.strategy import Strategy
 
 
 class Member(ControlPlane):
-    """The control plane of a worker that does not lead; see `ControlPlane`.
+    """The control plane of a worker other than worker 0; see `ControlPlane`.
 
     Args:
-        world: where this rank is.
-        strategy: says which losses the run survives.
-        replica: this worker's; None in a dry run, or where a user makes it later.
-        resumes: whether the leader hands out a checkpoint first.
-        dry: whether this is a dry run: successors are given nothing, and hand in accounts in place of states.
-        awaits_model: whether the leader hands out the final model.
+        world: context of the rank.
+        strategy: strategy; its fault policy decides which failures the run survives.
+        replica: replica of this worker; None in a dry run, or where a user's loop makes it later.
+        resumes: whether the coordinator first sends a checkpoint.
+        dry: whether this is a dry run: replacements receive no state, and workers send accounts instead of
+            states.
+        awaits_model: whether the coordinator sends the final model.
 
     Attributes:
-        replica: as given, or set before `enter`.
+        replica: the given replica, or the one set before `enter`.
     """
 
     def __init__(
@@ -76,14 +77,14 @@ class Member(ControlPlane):
         self._dry = dry
         self._channel = LeaderChannel(world, strategy)
         self._awaits_word = awaits_model or self._channel.survives_leader
-        self._leaving: list[Handle] = []  # a few a worker; a send whose handle is dropped may never arrive
+        self._leaving: list[Handle] = []  # kept: dropping the handle of a send may cancel it
         self._behind = False
         self._last: Message | None = None
         self._regroup: Regroup | None = None
 
     def wait_with(self, regroup: Regroup | GroupRegroup) -> None:
-        """Set what regroups all workers; from now on a new leader gets an introduction, even after the last step."""
-        if isinstance(regroup, Regroup):  # of a group that regroups apart, this worker waits for nobody here
+        """Set the regrouping of all workers; a new coordinator then gets an introduction even after the last step."""
+        if isinstance(regroup, Regroup):  # a group that regroups on its own needs no wait here
             self._regroup = regroup
             if self._dry or self.replica is not None:
                 self._introduce_from_now_on()
@@ -92,14 +93,14 @@ class Member(ControlPlane):
         return self._channel.recovers_from(loss)
 
     def call_due(self, number: int, step: int, *, wait: bool) -> bool:
-        """Whether the leader has asked all to regroup before this step."""
+        """Whether the coordinator has requested a regrouping before this step."""
         call = self._channel.call
         return call is not None and call.number == number and step >= call.step
 
     def next_view(self, word: StepBroken) -> MembershipView:
-        """Tell the leader how far this worker has come, and wait for the next view.
+        """Report this worker's progress to the coordinator, and wait for the next view.
 
-        A newcomer has asked to take part, which says as much; it asks again if that leader is lost.
+        A replacement's request to join contains the same facts; it is repeated if that coordinator fails.
         """
         newcomer = word.generation and word.view is None and word.fresh
         if newcomer and (view := self._answer()) is not None:
@@ -126,7 +127,7 @@ class Member(ControlPlane):
         self._introduce_from_now_on()
 
     def after_step(self) -> None:
-        """Check for a new leader; leave if this worker was asked to, with the step that is done counted."""
+        """Check for a new coordinator; leave if this worker was asked to, counting the finished step."""
         if self._dry:
             return
         self._channel.check()
@@ -136,7 +137,7 @@ class Member(ControlPlane):
     def report(self, fact: Event | TakenBatches) -> None:
         message = (EventReport(fact) if isinstance(fact, Event) else fact).message()
         if self._dry and not self._channel.survives_leader:
-            # Not waited for: what the strategy is sending goes first, and the next step may begin meanwhile.
+            # Not waited for: the strategy's messages are sent first, and the next step may begin.
             self._leaving.append(self._channel.control.start_send(LEADER, message))
             return
         self._channel.check()
@@ -150,7 +151,7 @@ class Member(ControlPlane):
         presented: Tensor | None = None,
         test: EvaluatesPart | None = None,
     ) -> None:
-        """Send the state, with what this worker's part of the test came to; except in a dry run."""
+        """Send the state, with this worker's share of the test result; nothing in a dry run."""
         if self._dry:
             return
         if test is not None:
@@ -159,14 +160,14 @@ class Member(ControlPlane):
         self._send_state(record)
 
     def work_done(self, record: WorkerState) -> bool:
-        """Return True: who is lost from now on leaves its work to others."""
+        """Return True: the unfinished work of a worker that fails from now on goes to others."""
         return True
 
     def attend(self) -> bool:
-        """Handle what the leader has sent; return whether it asks to regroup, is lost, or was replaced."""
+        """Handle the coordinator's messages; return whether it requests regrouping, has failed, or was replaced."""
         regroup, called = self._regroup, False
         while (word := self._channel.poll(CALL_TAG)) is not None:
-            # A request of an earlier view is over: this worker has regrouped since.
+            # A request of an earlier view is obsolete: this worker has regrouped since.
             called |= regroup is not None and RegroupNow.from_message(word).number == regroup.number
         self._channel.check()
         return called or (regroup is not None and (self._channel.leader_lost or self._leader_changed))
@@ -187,11 +188,11 @@ class Member(ControlPlane):
 
     @property
     def _leader_changed(self) -> bool:
-        """Whether another leads than the one that made this worker's view."""
+        """Whether the coordinator is not the one that made this worker's view."""
         return self._regroup is not None and self._channel.leader > self._regroup.leader
 
     def _answer(self) -> MembershipView | None:
-        """Wait for the leader's answer; None where the leader is lost."""
+        """Wait for the coordinator's answer; None if it fails."""
         if self._channel.leader_lost:
             return None
         try:
@@ -203,7 +204,7 @@ class Member(ControlPlane):
 
     def _rejoin(self) -> Entry:
         if self._dry:
-            if self._regroup is not None:  # elsewhere its first report says that it is there
+            if self._regroup is not None:  # elsewhere its first report announces it
                 self._channel.control.send(LEADER, EnterWorker(self._world.generation).message())
             return Entry()
         welcome = self._welcome()
@@ -240,15 +241,15 @@ class Member(ControlPlane):
 
 
 def load_untrained(replica: Replica, untrained: dict[str, Tensor]) -> None:
-    """Overwrite what is not trained of a replica (batch-norm statistics, frozen parameters), given by name."""
+    """Overwrite a replica's untrained tensors (batch-norm statistics, frozen parameters), given by name."""
     for name, value in replica.untrained.items():
         value.copy_(untrained[name])
 
 
 def share_untrained(world: World, strategy: Strategy, replica: Replica) -> None:
-    """Make what is not trained equal to worker 0's.
+    """Overwrite untrained tensors with those of worker 0.
 
-    Where the run survives losses, not by a collective, which the loss of a worker would break.
+    Where the run survives failures this is not a collective, which the failure of a worker would break.
     """
     if not strategy.faults(len(world.roles.workers)).goes_on:
         replica.share_untrained()
@@ -256,7 +257,7 @@ def share_untrained(world: World, strategy: Strategy, replica: Replica) -> None:
         control, message = world.control(), Welcome(replica.untrained, 0.0).message()
         for rank in world.roles.workers:
             if rank != LEADER:
-                with suppress(PeerLost):  # who is lost is missed where something is received from it
+                with suppress(PeerLost):  # a failure is handled where a message is received
                     control.send(rank, message)
     elif replica.untrained:
         received = world.control().receive(LEADER, WELCOME_TAG)[1]

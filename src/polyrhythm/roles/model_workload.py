@@ -30,7 +30,7 @@ from polyrhythm.roles.deal import Hand
 from polyrhythm.roles.job import Calendar, Job, check_network_use, tested_at_once
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.worker_part import SharedBatch, Step, Surroundings
+from polyrhythm.strategies.worker_part import PipelineContext, SharedBatch, Step
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import (
     Execution,
@@ -52,18 +52,18 @@ class ModelWorkload:
     simulated run draws the same ones.
 
     Args:
-        job: what to learn.
-        world: where this rank is.
+        job: training job.
+        world: context of the rank.
 
     Attributes:
-        replica: the model.
-        worker: this worker's index.
-        batch_size: images of a full batch of this worker, in the epoch whose batches were asked for last.
-        rate_ratio: learning rate of the vector's first number, over the learning rate of the optimiser.
-        report_steps: 0: reports are due by time.
-        sizes: relative parts of a global batch, of the workers that are there; empty: all alike.
-        limit: images that memory holds at once, where more of them did not fit; 0: no limit is known.
-        hand: the batches that this worker draws; None where it has a fixed share.
+        replica: replica of the model.
+        worker: index of this worker.
+        batch_size: images of a full batch of this worker, in the epoch of the last call of `batches`.
+        rate_ratio: learning rate of the vector's first element, divided by the optimizer's learning rate.
+        report_steps: number of steps between reports; 0: reports are due by time.
+        sizes: relative sizes of the present workers' shares of a global batch; empty: equal shares.
+        limit: largest number of images that fits into memory at once, if a batch did not fit; 0: unknown.
+        hand: dynamic batches of this worker; None: it has a fixed share.
     """
 
     report_steps = 0
@@ -76,7 +76,8 @@ class ModelWorkload:
         staged = job.traits.pipelines > 0
         measured = staged and world.pace is None
         hollow = None
-        # On shapes first, where memory is measured, for what it imports: that is no memory of the network.
+        # First on shapes, where memory is measured, because of the modules that it imports: they are no
+        # memory of the network.
         if measured or (staged and not world.leads):
             hollow = shapes_alone(job.make_model, job.dataset.image_shape)
         peak = peak_memory(job.device) if measured else None
@@ -89,10 +90,10 @@ class ModelWorkload:
             model = model.to(job.device)
         self._precision = Precision.choose(learning.precision, job.device)
         optimizer = learning.optimizer.create(graded(model, learning.optimizer.lr, learning.rate_decay))
-        # float16 gradients must be scaled back before anyone sends them
+        # float16 gradients must be unscaled before they are sent
         self._scales = self._precision.dtype == torch.float16
         steps = None if job.draws else job.calendar.total_steps
-        # What is announced is final, and a compiled network has no layers that could wait for an answer.
+        # Announced gradients are final, and a compiled network has no layers that could wait for a reply.
         announce = not (self._scales or (job.learning.execution.compiled and job.traits.overlaps_passes))
         self.replica = Replica(
             model, optimizer, job.strategy, world, announce=announce, steps=steps, joined=self._meet
@@ -115,7 +116,7 @@ class ModelWorkload:
         self.rate_ratio = _rate_of_first(self.replica.flat, optimizer) / learning.optimizer.lr
         self._rescaled = 1.0
         self._forward = forward_pass(model, learning.execution)
-        # Asked for at every step: what does nothing here is not called.
+        # Checked in every step: calls without effect are avoided.
         self._plain = learning.execution == Execution() and self._precision.dtype == torch.float32
         self._pace, self._timer, self._now = world.pace, world.timer, world.clock.now
         self._cuts_network = job.traits.cuts_network
@@ -123,7 +124,7 @@ class ModelWorkload:
         self._objective = learning.objective.at(0, learning.planned_epochs)
         self._work = self._gain = 1.0
         check_network_use(job.strategy, job.workers, self._precision.dtype, learning)
-        # Workers that exchange inside their passes have to take part in them, and in as many as the others.
+        # Workers that exchange inside their passes must all make the same number of passes.
         self._meets = learning.batch_norm.over_workers and job.workers > 1
         if self._meets and world.pace is not None:
             raise RequestError(
@@ -144,11 +145,11 @@ class ModelWorkload:
 
     @property
     def calendar(self) -> Calendar:
-        """Which step belongs to which epoch."""
+        """Assignment of steps to epochs."""
         return self._job.calendar
 
     def global_batch(self, epoch: int) -> int:
-        """Return the images of the largest step of all workers in an epoch; of this worker's group, where it draws."""
+        """Return the images of an epoch's largest step over all workers; with dynamic batches, over its group."""
         job = self._job
         if self.hand is None:
             return job.calendar.largest_step(epoch)
@@ -160,7 +161,7 @@ class ModelWorkload:
         return next(unit for unit in self._job.units if self.worker in unit)
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Return this worker's batches of an epoch, from a step on; see `ComputedWorkload`."""
+        """Return this worker's batches of an epoch, starting with a step; see `ComputedWorkload`."""
         job, learning = self._job, self._job.learning
         size = self.batch_size = job.calendar.batch_size(epoch)
         self._work = job.calendar.work(epoch)
@@ -203,23 +204,23 @@ class ModelWorkload:
         return self._loader.epoch(epoch, start)
 
     def _pass_of(self, images: int) -> int:
-        """Return the images in the largest pass of a batch of so many."""
+        """Return the images in the largest pass of a batch of this size."""
         return -(-images // self._job.learning.accumulate)
 
     def continue_with(self, job: Job) -> None:
-        """Continue where others have begun epochs; before the first batch.
+        """Continue epochs that others have begun; called before the first batch.
 
         Args:
-            job: as given at first, with what they have done of the data.
+            job: the initial job, with the others' progress.
         """
         self._job = job
 
     def share_out(self, place: int, present: int) -> None:
-        """Continue among other workers: share their batches out, or lower the learning rate.
+        """Continue with other workers: redistribute the absent workers' batches, or lower the learning rate.
 
         Args:
-            place: of this worker among those who are there.
-            present: how many are.
+            place: position of this worker among the present ones.
+            present: number of present workers.
         """
         if self._job.fault_tolerance.rescale:
             self._rescaled = present / self._job.workers
@@ -227,12 +228,12 @@ class ModelWorkload:
             self._place, self._present = place, present
 
     def share_out_apart(self, absent: tuple[int, ...], place: int, present: int) -> None:
-        """Continue in a group without some of its workers: share their batches out, or lower the learning rate.
+        """Continue in a group with absent workers: redistribute their batches, or lower the learning rate.
 
         Args:
-            absent: indices of the group's workers that are not there.
-            place: of this worker among those of the group who are there.
-            present: how many are.
+            absent: indices of the absent workers of the group.
+            place: position of this worker among the present workers of the group.
+            present: number of present workers of the group.
         """
         if self._job.fault_tolerance.rescale:
             self._rescaled = present / (present + len(absent))
@@ -240,13 +241,13 @@ class ModelWorkload:
             self._stand_in = StandIn(absent, place, present) if absent else None
 
     def _meet(self, workers: Communicator) -> None:
-        """Let layers share their statistics with the workers that take their steps together."""
+        """Make layers share their statistics with the workers of the same step."""
         norm = self._job.learning.batch_norm
         if norm.over_workers:
             norm.meet(self.replica.model, workers.subgroup("batch norm", range(workers.size)))
 
     def gradient_noise(self) -> GradientNoise | None:
-        """Return how this worker's gradients have differed from the mean of all, if it was measured since last time."""
+        """Return the deviation of this worker's gradients from the mean, if it was measured since the last call."""
         return None if self._noise is None else self._noise.taken()
 
     def _note_mean(self) -> None:
@@ -255,11 +256,11 @@ class ModelWorkload:
         self._noise.note_mean(self.replica.flat.gradients, images)
 
     def cache_use(self) -> CacheUse | None:
-        """Return what the cache of decoded images did since the last call; None where there is none."""
+        """Return the use of the cache of decoded images since the last call; None without a cache."""
         return use_of(self._loader.split)
 
     def newly_left_out(self) -> str:
-        """Return a sentence on images that could not be read since the last call; empty where all could be."""
+        """Return a sentence on images that could not be read since the last call; empty if all could be."""
         return left_out_of(self._loader.split, self._job.dataset.test)
 
     @property
@@ -274,9 +275,9 @@ class ModelWorkload:
     def part_of_test(
         self, place: int, parts: Sequence[int], workers: Communicator | None
     ) -> EvaluatesPart | None:
-        """Return what tests this worker's part of the model, where all workers can hold what is tested; else None.
+        """Return the test of this worker's share, where all workers can hold the tested model; else None.
 
-        Of batch-norm statistics the workers' mean is tested, for which they meet here.
+        Batch-norm statistics are tested as the mean over workers, for which they communicate here.
         """
         job, replica = self._job, self.replica
         own = [value for value in replica.buffers.values() if value.is_floating_point()]
@@ -286,7 +287,7 @@ class ModelWorkload:
             or job.learning.weight_average
             or (own and workers is None)
         ):
-            return None  # averaged weights are the leader's
+            return None  # only the coordinator has averaged weights
         means = means_of_all(own, workers) if workers is not None else []
         test = InDtype(job.dataset.test, replica.flat.vector.dtype)
         batches = batches_for(len(test), place, parts)
@@ -300,7 +301,7 @@ class ModelWorkload:
         return found
 
     def record(self, account: Account) -> WorkerState:
-        """Return this worker's state as it is handed in: with what resuming needs, if checkpoints are written."""
+        """Return this worker's state to be sent: with all that resuming needs, if checkpoints are written."""
         checkpointing = self._job.checkpointing
         if self.replica.peak is not None:
             account = replace(account, peak_bytes=self.replica.peak())
@@ -311,8 +312,8 @@ class ModelWorkload:
         """Fill the gradients of a step.
 
         Args:
-            step: as it was given to the strategy.
-            batch: may be empty: then this worker only takes part in the exchange.
+            step: the step given to the strategy.
+            batch: batch; may be empty: then this worker only takes part in the exchange.
 
         Returns:
             The mean training loss (0 for an empty batch), the learning rate, and whether the gradients can be used:
@@ -325,7 +326,7 @@ class ModelWorkload:
         length, schedule = self._length, learning.schedule
         if self.hand is None:
             factor = schedule.factor_at(length.nominal(number), length)
-        else:  # how far the run has come: this worker's own steps may be many or few
+        else:  # progress of the run: this worker's own steps may be many or few
             factor = schedule.factor_at(batch.reached / self._images * length.nominal_steps, length)
         rate = learning.optimizer.lr * factor * self._rescaled * self._gain
         step.learning_rate = rate * self.rate_ratio
@@ -344,7 +345,7 @@ class ModelWorkload:
             work = self._work * (size / self.batch_size if self.sizes else 1.0)
             self._pace.forward(self._shares, self.replica.use, work)
         self._seed(number)
-        # What is added up while the pass goes on is this worker's no more.
+        # Values accumulated during the pass no longer belong to this worker.
         compares = joint is not None and joint.compares
         self.replica.holds_back = (noise is not None or compares) and self._pace is None
         images = batch.images
@@ -361,7 +362,7 @@ class ModelWorkload:
         usable = True
         if self._scales:
             usable = self._precision.unscale(flat.gradients)
-            if not usable:  # float16 overflowed: this worker sits the step out
+            if not usable:  # float16 overflowed: this worker skips the step
                 flat.zero_gradients()
         flat.gather_gradients()
         if noise is not None and usable:
@@ -377,10 +378,10 @@ class ModelWorkload:
     def _steps_before(
         self, images: Tensor, labels: Tensor, step: Step, rate: float
     ) -> tuple[float, Tensor, Tensor]:
-        """Take this worker's own steps of a step of all but for the last, of about `batch_size` images each.
+        """Take all but the last of this worker's local steps of a global step, of about `batch_size` images each.
 
         Returns:
-            Their part of the mean loss, and the last one's images and labels.
+            Their contribution to the mean loss, and the images and labels of the last one.
         """
         steps = max(1, int(len(labels) / self.batch_size + 0.5))
         *before, last = zip(images.tensor_split(steps), labels.tensor_split(steps), strict=True)
@@ -412,7 +413,7 @@ class ModelWorkload:
                     or not self.replica.recount(1)
                 ):
                     raise
-            # Out here, where the error no longer holds what the passes had in memory.
+            # Outside the handler, where the error no longer holds the tensors of the passes.
             self.limit = -(-size // (2 * pieces))
             self.replica.flat.zero_gradients()
             if joint is not None:
@@ -425,21 +426,21 @@ class ModelWorkload:
             torch.cuda.manual_seed(seed)
 
     def _pieces(self, images: Tensor, labels: Tensor, pieces: int, step: Step, rate: float) -> float:
-        """Run a batch forward and backward in pieces, which was asked for or memory wants; return its mean loss."""
+        """Run a batch forward and backward in pieces, as requested or limited by memory; return its mean loss."""
         self.replica.recount(pieces)
         parts = zip(images.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
         value = 0.0
         for number, part in enumerate(parts):
             if number and self._timer is not None:
-                self._timer.lap("backward")  # of the piece before
+                self._timer.lap("backward")  # of the previous piece
             value += self._pass(*part, len(part[1]) / len(labels), step, rate)
         return value
 
     def _pass(self, images: Tensor, labels: Tensor, share: float, step: Step, rate: float) -> float:
-        """Run a batch, or a share of it, forward and backward; return its part of the mean loss."""
+        """Run a batch, or a share of it, forward and backward; return its contribution to the mean loss."""
         size = len(labels)
         alone = size == 1 < self._full and not self._meets
-        if not size:  # others wait for this worker's part of what they exchange inside the passes
+        if not size:  # others wait for its exchanges inside the passes
             with self._precision.autocast():
                 loss = self._forward(images, False).sum() * 0.0
         elif self._joint is not None and self._joint.observes:
@@ -465,7 +466,7 @@ class ModelWorkload:
         return value
 
     def _observed(self, joint: JointOptimizer, images: Tensor, labels: Tensor, *, alone: bool) -> Tensor:
-        """Run a batch, or a piece of it, forward, and show it to the optimiser; return its loss."""
+        """Run a batch, or a piece of it, forward, with the optimizer's observations; return its loss."""
         objective, model, device = self._objective, self.replica.model, self._job.device
         drawn = random_state(device)
 
@@ -487,7 +488,7 @@ class ModelWorkload:
         return loss(found)
 
     def _compute_together(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
-        """Let the workers compute their gradients together, once the time of computing has passed.
+        """Compute the gradients jointly with other workers, after the simulated compute time.
 
         In a pipeline it passes between their messages.
         """
@@ -518,7 +519,7 @@ class ModelWorkload:
         return value
 
     def _shared(self, images: Tensor, loss: Loss, step: Step, rate: float) -> SharedBatch:
-        """Return a batch as the workers of a pipeline compute it; random numbers do not depend on who does."""
+        """Return a batch that the workers of a pipeline compute jointly; random numbers do not depend on the worker."""
         pipelines, pace, timer, job = self._job.traits.pipelines, self._pace, self._timer, self._job
 
         def seed(microbatch: int, layer: int) -> None:
@@ -540,7 +541,7 @@ class ModelWorkload:
         return SharedBatch(images, full, loss, rate * self.rate_ratio, seed, pass_time, lap)
 
     def _cut(self, model: nn.Module, job: Job) -> None:
-        """Give the strategy the network in two parts, or as it cuts it.
+        """Give the strategy the network in two parts, or cut by the strategy itself.
 
         Raises:
             RequestError: the network does not allow it.
@@ -549,9 +550,9 @@ class ModelWorkload:
         image = torch.zeros(1, *job.dataset.image_shape, dtype=dtype, device=job.device)
         if job.traits.pipelines:
             pipelines = job.traits.pipelines
-            around = Surroundings()
-            if self._pace is None:  # else it is said of the cluster that is simulated
-                around = Surroundings(
+            around = PipelineContext()
+            if self._pace is None:  # else the description is of the simulated cluster
+                around = PipelineContext(
                     job.workers * job.learning.batch_size // pipelines,
                     tested_at_once(job),
                     saves=job.checkpointing.folder is not None and job.checkpointing.checkpoints > 0,
@@ -575,21 +576,21 @@ class ModelWorkload:
 
 
 def _rate_of_first(flat: FlatParameters, optimizer: torch.optim.Optimizer) -> float:
-    """Return the learning rate of the vector's first number, to which all others keep their ratio."""
+    """Return the learning rate of the vector's first element, to which all others keep their ratio."""
     first = min(flat.views, key=lambda view: view.start).parameter
     groups = (group for group in optimizer.param_groups if any(each is first for each in group["params"]))
     return float(next(groups)["lr"])
 
 
 def means_of_all(own: Sequence[Tensor], workers: Communicator) -> list[Tensor]:
-    """Return the workers' means of batch-norm statistics, with the bits of `mean_buffers`.
+    """Return the workers' means of batch-norm statistics, bit for bit as `mean_buffers`.
 
     Args:
-        own: this worker's.
-        workers: all call it.
+        own: statistics of this worker.
+        workers: communicator of the workers; all of them call this.
 
     Raises:
-        PeerLost: one of them is gone.
+        PeerLost: one of them has failed.
     """
     if not own:
         return []
@@ -607,7 +608,7 @@ def means_of_all(own: Sequence[Tensor], workers: Communicator) -> list[Tensor]:
 
 @contextmanager
 def holding(buffers: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Put other values into buffers for a while; none: leave them as they are."""
+    """Replace the values of buffers within the context; none: leave them unchanged."""
     before = [buffer.clone() for buffer in buffers] if values else []
     for buffer, value in zip(buffers, values, strict=bool(values)):
         buffer.copy_(value)

@@ -1,7 +1,7 @@
 """A replica: one worker's flat parameters and its side of the strategy, for a model tied to them by hooks.
 
-`FlatReplica` is what every loop steps. It needs no network, so a dry run steps it as it is. `Replica` adds a
-model, whose hooks tell the strategy of each use and each gradient while a pass runs.
+`FlatReplica` is the part that every loop steps. It needs no network, so a dry run uses it unchanged.
+`Replica` adds a model with hooks, which announce each use and each gradient to the strategy during a pass.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ class FlatReplica:
     """One worker's flat parameters, and the worker part of a strategy that trains them.
 
     Args:
-        strategy: makes the worker part.
-        world: where this rank is.
-        setting: what the part works with.
+        strategy: strategy, which makes the worker part.
+        world: context of the rank.
+        setting: setting of the worker part.
         announce: whether buckets may be announced during the backward pass.
 
     Attributes:
-        flat: the parameters and gradients.
-        plan: of the optimiser.
-        part: the strategy's side of this worker.
-        workers: the communicator of all workers.
+        flat: flat parameters and gradients.
+        plan: description of the optimizer.
+        part: worker part of the strategy.
+        workers: communicator of all workers.
         announces: whether buckets are announced during the backward pass.
-        holds_back: whether they are not in the step under way.
-        note_mean: called in the exchange of the step under way, while the flat gradients hold the workers' mean (see
-            `HoldsMeanGradient`); None: nobody wants to know.
-        bytes_sent: by the strategy in its steps, since the replica was made.
+        holds_back: whether announcements are suppressed in the current step.
+        note_mean: callback in the exchange of the current step, called while the flat gradients hold the
+            workers' mean (see `HoldsMeanGradient`); None: no callback.
+        bytes_sent: bytes that the strategy has sent in steps of this replica.
     """
 
-    # Among thousands of simulated workers each line of memory that a step touches is out of the cache.
+    # With thousands of simulated workers each cache line that a step touches is a cache miss.
     __slots__ = (
         "_begin",
         "_gradients_ready",
@@ -75,12 +75,12 @@ class FlatReplica:
         self._observer, self._rank = world.observer, world.network.rank
         self._sent_before = 0
         self._gradients_ready = self.part.gradients_ready
-        # What would do nothing is not called, by thousands of workers at every step.
+        # Calls without effect are avoided: thousands of workers would make them in every step.
         self._begin = self.part.begin if isinstance(self.part.inner, BeginsEarly) else None
         self._zero_gradients = None if self.flat.still else self.flat.zero_gradients
 
     def pass_shares(self, shares: tuple[float, ...]) -> tuple[float, ...]:
-        """Return the pieces in which a drawn pass is played: one per bucket, or none if the strategy ignores them."""
+        """Return the fractions of a simulated pass, one per bucket; empty if the strategy ignores announcements."""
         return shares if self.announces or self.part.uses_before_use else ()
 
     def announce(self, bucket: int) -> None:
@@ -94,7 +94,7 @@ class FlatReplica:
             self.part.before_use(bucket)
 
     def begin(self, step: Step) -> None:
-        """Begin a step: gradients are zero, and no bucket is ready."""
+        """Begin a step with zero gradients and no bucket announced."""
         self._sent_before = self._traffic.bytes_sent  # a task in the background sends at any time of the step
         begin = self._begin
         if begin is not None:
@@ -104,13 +104,13 @@ class FlatReplica:
         """End a step: exchange the gradients, update the parameters, and zero the gradients.
 
         Args:
-            step: as it was given to `begin`; its weight may be lower if no bucket has been announced.
-            learning_rate: to update with.
+            step: the step given to `begin`; its weight may be lower if no bucket has been announced.
+            learning_rate: learning rate of the update.
 
         Returns:
             Whether to stop.
         """
-        # A call of what an object holds, written as one of its methods, is looked up anew.
+        # Methods that call what an attribute holds would look it up again at each call.
         gradients_ready, zero_gradients = self._gradients_ready, self._zero_gradients
         stop = gradients_ready(step, learning_rate)
         if self.note_mean is not None:
@@ -134,13 +134,13 @@ class FlatReplica:
         self.bytes_sent += self._traffic.bytes_sent - self._sent_before
 
     def update(self, step: int, learning_rate: float) -> None:
-        """Update the parameters with gradients that were averaged, and keep the gradients."""
+        """Update the parameters with averaged gradients, and keep the gradients."""
         self.part.update(learning_rate)
         if self._observer is not None:
             self._observer.stepped(self._rank, step, self.flat.vector)
 
     def settle(self) -> None:
-        """Complete pending exchanges and updates; the bytes that they send count as the steps'."""
+        """Complete pending exchanges and updates; their bytes count as the steps'."""
         sent_before = self._traffic.bytes_sent
         self.part.settle()
         self.bytes_sent += self._traffic.bytes_sent - sent_before
@@ -150,21 +150,22 @@ class Replica(FlatReplica):
     """One worker's copy of a model, and the worker part of a strategy, tied together by hooks.
 
     Args:
-        model: changed in place: its parameters become views of one vector.
-        optimizer: over the model's parameters; read once, for its class and options.
-        strategy: makes the worker part.
-        world: where this rank is.
+        model: model, changed in place: its parameters become views of one vector.
+        optimizer: optimizer over the model's parameters; only its class and options are read, once.
+        strategy: strategy, which makes the worker part.
+        world: context of the rank.
         announce: whether buckets are announced during the backward pass. Off where a step may hold several
             backward passes.
-        steps: that every worker takes in the whole run; None if unknown.
-        own_loop: whether a user's own loop trains it: with the user's own optimiser object where a worker holds the
-            whole vector, and with frozen parameters of the optimiser, which may be thawed, in the vector.
+        steps: number of steps of every worker in the whole run; None if unknown.
+        own_loop: whether a user's own loop trains it: with the user's own optimizer object where a worker
+            holds the whole vector, and with frozen parameters of the optimizer, which may be thawed, in the
+            vector.
         joined: see `WorkerSetting`.
 
     Attributes:
-        model: as given.
-        peak: tells the most memory that this worker has taken, in bytes; None: nobody measures it.
-        run_hook: runs what a hook of the model has to do; an owner that recovers from `PeerLost` replaces it.
+        model: the given model.
+        peak: function that returns the peak memory of this worker, in bytes; None: it is not measured.
+        run_hook: function that runs a model hook; an owner that recovers from `PeerLost` replaces it.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class Replica(FlatReplica):
         if own_loop:
             options["also"] = [each for group in optimizer.param_groups for each in group["params"]]
             options["mixed"] = True
-        # Workers with stages of a network have gradients of these alone.
+        # Workers with stages of a network have gradients of their own stages only.
         staged = isinstance(strategy, HasStages) and len(strategy.workers_of_ranks(workers.size)) > 1
         flat = FlatParameters(model, elsewhere=staged, **options)
         made = compressor_of(strategy)
@@ -220,7 +221,7 @@ class Replica(FlatReplica):
         self._next_bucket = 0
         if self.announces and world.pace is None:
             self._hook_gradients()
-        # Of what is not announced, some strategies wait for nothing.
+        # Some strategies wait for nothing that is not announced.
         waits = self.announces or not strategy.traits(workers.size).overlaps_passes
         if self.part.uses_before_use and waits and world.pace is None:
             self._hook_uses()
@@ -232,7 +233,7 @@ class Replica(FlatReplica):
 
     @property
     def untrained(self) -> dict[str, Tensor]:
-        """What is not in the flat vector, by name: buffers, and parameters that are frozen for good."""
+        """Tensors outside the flat vector, by name: buffers, and parameters that are frozen for good."""
         flat = {view.name for view in self.flat.views}
         frozen = {
             name: parameter.data for name, parameter in self.model.named_parameters() if name not in flat
@@ -240,9 +241,9 @@ class Replica(FlatReplica):
         return self.buffers | frozen
 
     def share_untrained(self) -> None:
-        """Make what is not trained equal to worker 0's; before a checkpoint gives every worker its own buffers."""
+        """Overwrite untrained tensors with worker 0's; before a checkpoint gives every worker its own buffers."""
         for value in self.untrained.values():
-            # Of a layer that another worker computes, this one has a shape alone.
+            # Layers of other workers have shapes only.
             self.workers.broadcast(torch.empty_like(value, device="cpu") if value.is_meta else value)
 
     def begin(self, step: Step) -> None:
@@ -251,7 +252,7 @@ class Replica(FlatReplica):
         super().begin(step)
 
     def recount(self, passes: int) -> bool:
-        """Expect so many backward passes in this step from here on; return whether no bucket has been announced yet."""
+        """Expect this many more backward passes in this step; return whether no bucket has been announced yet."""
         self._missing = [count * passes for count in self._parameters]
         return self._next_bucket == 0 or self.holds_back
 
@@ -281,7 +282,8 @@ class Replica(FlatReplica):
         for module in self.model.modules():
             if next(module.parameters(recurse=False), None) is None:
                 continue
-            # With all below it: attention, for one, uses its projection's weights without calling the projection.
+            # Including all submodules: attention, for one, uses its projection's weights without calling the
+            # projection.
             used = sorted({bucket_of[inner] for inner in module.parameters() if inner in bucket_of})
 
             def before(_module: nn.Module, _inputs: object, used: list[int] = used) -> None:

@@ -1,4 +1,4 @@
-"""The figures of a run, as `train --json` prints them."""
+"""The results of a run, as `train --json` prints them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 def digest(vector: Tensor) -> str:
     """Return the sha256 of a vector's values, in hexadecimal digits."""
     numbers = vector.detach().cpu().contiguous()
-    # In place: a copy of a network that hardly fits would be one too many.
+    # In place: a network that barely fits leaves no memory for a copy.
     return hashlib.sha256(numbers.view(torch.uint8).numpy().data).hexdigest()
 
 
 def staleness_figures(accounts: list[Account], reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge what the servers counted, one count a gradient and shard; without servers, what worker 0 did.
+    """Merge the servers' staleness counts, one count per gradient and shard; without servers, use worker 0's.
 
     Args:
-        accounts: the workers', worker 0's first.
-        reports: the servers'.
+        accounts: accounts of the workers, worker 0's first.
+        reports: reports of the servers.
     """
     told = [report["staleness"] for report in reports] or [account.staleness for account in accounts]
     counted: Counter[int] = Counter()
@@ -43,10 +43,10 @@ def staleness_figures(accounts: list[Account], reports: list[dict[str, Any]]) ->
 
 
 def defence_figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Add up what the servers kept out: messages by reason, gradients shard by shard, workers once a server.
+    """Sum the servers' rejections: messages by reason, gradients shard by shard, workers once per server.
 
     Args:
-        reports: the servers'.
+        reports: reports of the servers.
     """
     refused: Counter[str] = Counter()
     for report in reports:
@@ -60,12 +60,12 @@ def defence_figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def bytes_per_step(accounts: list[Account], reports: list[dict[str, Any]], steps_of_lost: int = 0) -> float:
-    """Bytes that workers and servers sent for the strategy, for each step of a worker, in this session.
+    """Return the bytes that workers and servers sent for the strategy, per worker step of this session.
 
     Args:
-        accounts: the workers'.
-        reports: the servers', which have answered lost workers as well.
-        steps_of_lost: of workers that could hand in no account; taken to have sent as much as the others.
+        accounts: accounts of the workers.
+        reports: reports of the servers, which have answered failed workers as well.
+        steps_of_lost: steps of workers without an account; assumed to have sent as much as the others.
     """
     steps = sum(account.session_steps for account in accounts)
     if not steps:
@@ -79,8 +79,8 @@ def images_not_seen(job: Job, steps_done: dict[int, int]) -> int:
     """Count the training images, over all epochs, of steps that were not done.
 
     Args:
-        job: that is over.
-        steps_done: of every worker, by its index.
+        job: finished job.
+        steps_done: number of steps of every worker, by its index.
     """
     calendar = job.calendar
     return sum(
@@ -100,11 +100,13 @@ def images_not_applied(
     """Count the training images of gradients that servers left out: late, not finite, or never computed to catch up.
 
     Args:
-        job: that is over.
-        roles: of its ranks.
-        reports: the servers'; each speaks of its shard, and a gradient that one of S left out counts an S-th.
-        images_of: the images of a step, given by its number, of a worker, given by its index.
-        most_steps: that a worker takes.
+        job: finished job.
+        roles: roles of the ranks.
+        reports: reports of the servers; each covers its shard, and a gradient that one of S servers left out
+            counts 1/S.
+        images_of: function that returns the images of a worker's step, given the step's number and the
+            worker's index.
+        most_steps: largest number of steps of a worker.
     """
     behind = job.traits.pushers(roles)
     images = sum(
@@ -125,16 +127,16 @@ def images_of_absent(
     images_of: Callable[[int, int], int],
     most_steps: int,
 ) -> int:
-    """Count the training images, over all epochs, of workers that were not there when their groups took a step.
+    """Count the training images, over all epochs, of workers that were absent when their groups took a step.
 
     Args:
-        job: that is over.
-        roles: of its ranks.
-        reports: the servers', some of which have kept the groups' lists.
-        images_of: as in `images_not_applied`.
-        most_steps: that a worker takes.
+        job: finished job.
+        roles: roles of the ranks.
+        reports: reports of the servers; some servers have kept the groups' lists.
+        images_of: see `images_not_applied`.
+        most_steps: largest number of steps of a worker.
     """
-    if job.faults.regroups_apart and not job.fault_tolerance.rescale:  # others have shared them out
+    if job.faults.regroups_apart and not job.fault_tolerance.rescale:  # others have processed them
         return 0
     return sum(
         images_of(step, roles.workers.index(int(rank)))
@@ -152,14 +154,14 @@ def images_missed(
     images_of: Callable[[int, int], int],
     most_steps: int,
 ) -> int:
-    """Count the training images of what workers had done, or did, in a round in which they were lost, or came.
+    """Count the training images of workers in rounds in which they failed or joined.
 
     Args:
-        job: that is over.
-        roles: of its ranks.
-        reports: the servers', some of which have kept the groups' lists.
-        images_of: as in `images_not_applied`.
-        most_steps: that a worker takes.
+        job: finished job.
+        roles: roles of the ranks.
+        reports: reports of the servers; some servers have kept the groups' lists.
+        images_of: see `images_not_applied`.
+        most_steps: largest number of steps of a worker.
     """
     absent = {
         (int(rank), step)
@@ -181,10 +183,10 @@ def images_left_out(job: Job, absences: Sequence[tuple[int, tuple[int, ...]]]) -
     """Count the training images, over all epochs, of the shares of workers that did not take part in a step.
 
     Args:
-        job: that is over.
-        absences: since which step which workers have taken no part, oldest first.
+        job: finished job.
+        absences: first step and absent workers of each period, oldest first.
     """
-    if not job.fault_tolerance.rescale:  # the others have shared them out
+    if not job.fault_tolerance.rescale:  # the others have processed them
         return 0
     ends = [*(step for step, _ in absences[1:]), job.calendar.total_steps]
     return sum(
@@ -196,12 +198,12 @@ def images_left_out(job: Job, absences: Sequence[tuple[int, tuple[int, ...]]]) -
 
 
 def images_of_lost(job: Job, missed: Sequence[tuple[int, int]], since: Sequence[tuple[int, int]]) -> int:
-    """Count the training images of the steps of lost workers since the last exchange that the others have merged.
+    """Count the training images of failed workers' steps since the last exchange that the others have merged.
 
     Args:
-        job: that is over.
-        missed: after how many steps of the others which workers were missed.
-        since: for each of those, the steps, from and to, of which others have nothing.
+        job: finished job.
+        missed: number of the others' steps and index of the worker, for each failure.
+        since: first and last lost step of each failure.
     """
     rescales = job.fault_tolerance.rescale  # then the others have taken all batches of the step that broke
     steps = {
@@ -213,17 +215,17 @@ def images_of_lost(job: Job, missed: Sequence[tuple[int, int]], since: Sequence[
 
 
 def train_loss(accounts: list[Account]) -> float:
-    """Mean training loss of the epoch that the workers are in."""
+    """Return the mean training loss of the workers' current epoch."""
     images = sum(account.epoch_images for account in accounts)
     return sum(account.epoch_loss for account in accounts) / images if images else 0.0
 
 
 MOST_CLASSES_SHOWN = 50
-"""Larger confusion matrices are left out of figures."""
+"""Larger confusion matrices are omitted from results."""
 
 
 def test_figures(found: Evaluation) -> dict[str, Any]:
-    """What a test came to; with the confusion matrix where it can be looked at."""
+    """Return the results of a test; with the confusion matrix where it is small enough to read."""
     shown = found.images and len(found.per_class) <= MOST_CLASSES_SHOWN
     return {
         "test_loss": found.loss,

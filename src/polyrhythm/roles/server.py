@@ -276,7 +276,7 @@ class States:
         except RefusedMessage:  # there are no parameters yet
             state = ShardState.from_message(message)
         else:
-            raise RefusedMessage(Reason.ORDER, "the state of a shard came although training has begun")
+            raise RefusedMessage(Reason.ORDER, "the state of a shard arrived although training has begun")
         self._load(state.shard, state)
 
     def _load(self, shard: int, message: ShardState) -> None:
@@ -379,7 +379,7 @@ class Reporter:
         """Add up how long other workers' gradients, which are answered now, have waited here for this one's.
 
         Args:
-            source: rank of the worker whose gradient has arrived.
+            source: rank of the worker that has sent a gradient.
             replies: replies with their ranks.
             began_s: time at which handling of it began.
             ended_s: time at which that was done.

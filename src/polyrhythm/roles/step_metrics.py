@@ -1,6 +1,6 @@
 """A worker's measurements and reports of its steps: where their time goes, and its progress.
 
-`StepTimer` is a stopwatch whose laps add up to the step:
+`StepTimer` is a stopwatch; its laps sum to the step:
 
     begin          lap("data")   lap("forward")   lap("backward")   lap("update")   end_step
       │    data        │    forward    │▓│  backward  │  ▓▓▓▓▓ update  │   other     │
@@ -26,7 +26,7 @@ from polyrhythm.communication.communicator import Clock
 from polyrhythm.events import WorkerProgress, WorkerTimings
 
 TRACED_STEPS = 100
-"""Steps of a real run whose parts are kept for its trace."""
+"""Number of steps of a real run with phases in its trace."""
 
 Lap = Literal["data", "forward", "backward", "update", "other"]
 _COMMUNICATION = "communication"
@@ -87,7 +87,7 @@ class StepTimer:
         """Note that training starts now: times count from here.
 
         Args:
-            elapsed_s: for how long the others have been training.
+            elapsed_s: seconds for which the other workers have been training.
         """
         self._started_s = self._clock.now() - elapsed_s
 
@@ -256,7 +256,7 @@ class Tally:
         """Note that training starts, on all ranks at about the same moment: event times count from here.
 
         Args:
-            elapsed_s: for how long the others have been training.
+            elapsed_s: seconds for which the other workers have been training.
         """
         self._said_at = self._clock.now()
         self._started_at = self._said_at - elapsed_s

@@ -93,7 +93,7 @@ class Calendar(Protocol):
 
 
 class ComputedWorkload(Workload, Protocol):
-    """A workload whose steps `Trainer.run` takes.
+    """A workload that `Trainer.run` trains.
 
     Attributes:
         batch_size: images of a full batch, in the epoch of the batches requested last.
@@ -185,7 +185,7 @@ class Trainer:
         replica: replica of the workload.
         worker: index of this worker.
         regroup: regrouping of all workers together; None elsewhere.
-        regrouping: the same, or that of this worker's group, where groups regroup apart.
+        regrouping: regrouping of all workers, or of this worker's group, where groups regroup on their own.
     """
 
     def __init__(self, world: World, strategy: Strategy, workload: Workload, control: RegroupControl) -> None:
@@ -380,7 +380,7 @@ class TrainingRun:
 
         Args:
             start: the step to begin with, as `Trainer.open` returned it.
-            elapsed_s: for how long the others have been training.
+            elapsed_s: seconds for which the other workers have been training.
         """
         step, stopped = self._train(start, elapsed_s)
         if self._balancer is not None and not (self._in_step or self._balancer.group):
@@ -773,7 +773,7 @@ class StepRetry:
         trainer: trainer of this worker.
 
     Attributes:
-        trainer: as given.
+        trainer: the given trainer.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -864,7 +864,7 @@ class StepRetry:
 
 
 class LoggedSteps(StepRetry):
-    """Takes the steps of a user's loop whose exchanges are entries of a log: a failure does not end an exchange."""
+    """Takes the steps of a user's loop with logged exchanges: a failure does not end an exchange."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer)
@@ -882,8 +882,8 @@ class LoggedSteps(StepRetry):
         """Overwrite the gradients with the workers' mean, where the part holds it; `update` follows.
 
         Args:
-            step: as for `HoldsMeanGradient.average`.
-            place: as for `HoldsMeanGradient.average`.
+            step: see `HoldsMeanGradient.average`.
+            place: see `HoldsMeanGradient.average`.
 
         Raises:
             OutOfStep: this worker is not where the others are.
@@ -930,4 +930,4 @@ class LoggedSteps(StepRetry):
 
 
 def _called() -> None:
-    raise PeerLost(LEADER, "going on with the others")
+    raise PeerLost(LEADER, "continuing with the others")

@@ -30,8 +30,8 @@ def work(job: Job, world: World) -> None:
     """Train until all epochs are done or a rank is asked to stop.
 
     Args:
-        job: what to learn.
-        world: where this rank is.
+        job: training job.
+        world: context of the rank.
     """
     if job.timings:
         world = world.timed(partial(finish_work, job.device))
@@ -87,15 +87,15 @@ def work(job: Job, world: World) -> None:
 
 
 def _watched(job: Job, world: World) -> tuple[World, Blocked | None]:
-    """Return a world in which it is known how long this worker stands still, where that is in passes or measured."""
+    """Return a context that measures this worker's blocking time, if it blocks in passes or the time is used."""
     if job.traits.waits_inside or (job.balance.follows and world.pace is None):
         return world.watched()
     return world, None
 
 
 def _compute_time(job: Job, blocked: Blocked | None) -> Callable[[], float] | None:
-    """Return what says for how long this worker has not stood still, where that is known; else None."""
-    if blocked is None or job.device.type == "cpu":  # which has always finished what it was told
+    """Return a function for this worker's time without blocking, where it is measured; else None."""
+    if blocked is None or job.device.type == "cpu":  # the CPU has no queue
         return None if blocked is None else blocked.computed_s
 
     def compute_time() -> float:
@@ -106,7 +106,7 @@ def _compute_time(job: Job, blocked: Blocked | None) -> Callable[[], float] | No
 
 
 def _say_whether_compression_pays(job: Job, world: World, replica: Replica) -> None:
-    """Measure the link between the first worker and the last, in a real run that compresses, and emit what it tells."""
+    """Measure the link between the first and the last worker in a real run with compression, and emit the result."""
     strategy, workers, flat = job.strategy, replica.workers, replica.flat
     if world.pace is not None or compressor_of(strategy) is None or workers.size < 2:
         return
@@ -114,7 +114,7 @@ def _say_whether_compression_pays(job: Job, world: World, replica: Replica) -> N
         return
     try:
         link = measure_links(workers.subgroup("does it pay", (0, workers.size - 1)))
-    except PeerLost:  # whoever needs the lost one will find out
+    except PeerLost:  # ranks that need the failed one will detect it
         return
     if world.leads:
         shapes = [tuple(view.parameter.shape) for view in flat.views]

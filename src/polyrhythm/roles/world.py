@@ -1,9 +1,8 @@
 """The context of one rank, real or simulated: communicator, clock, events, and the pace of computing.
 
-A strategy cannot tell which of the two it runs in. In reality computing passes time by itself; in simulation
-`DrawnPace` passes the time that it takes.
+In a real run computing takes its own time; in a simulation `DrawnPace` sleeps for it. Strategies do not differ.
 
-    real       forward, whose hooks announce each use ──▶ backward, whose hooks announce each bucket ──▶ …
+    real       forward pass, hooks announce uses ──▶ backward pass, hooks announce buckets ──▶ …
     simulated  for each bucket: announce its use, sleep ──▶ whole forward, whole backward
                ──▶ for each bucket: sleep, announce it ──▶ …
 
@@ -42,11 +41,11 @@ Announce = Callable[[int], None]
 
 @dataclass(slots=True)
 class DrawnPace:
-    """Passes the time of a step on a virtual clock.
+    """Sleeps for the compute time of each step on a virtual clock.
 
     Attributes:
-        clock: the simulation's.
-        draw_s: gives the compute seconds of the next step.
+        clock: clock of the simulation.
+        draw_s: function that returns the compute seconds of the next step.
     """
 
     clock: Clock
@@ -54,15 +53,15 @@ class DrawnPace:
     _step_s: float = 0.0
 
     def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:
-        """Sleep for a third of the step, the first layers' share first; not yet, if nobody listens.
+        """Sleep for a third of the step, first layers first; without buckets, `backward` sleeps for all of it.
 
         Args:
-            shares: of the pass's time, a bucket each, in the order of the backward pass; they add up to 1. Empty if
-                nobody listens.
-            use: called with each bucket before it is used.
-            work: of the step, in units of what `draw_s` gives the time of: more where batches have grown.
+            shares: fraction of the pass's time per bucket, in the order of the backward pass; sums to 1.
+                Empty if the strategy uses no announcements.
+            use: callback for each bucket, called before the bucket is used.
+            work: work of the step relative to the step that `draw_s` times; above 1 where batches have grown.
         """
-        # A call of what an object holds, written as one of its methods, is looked up anew.
+        # Methods that call what an attribute holds would look it up again at each call.
         draw_s = self.draw_s
         self._step_s = draw_s() * work
         if shares:
@@ -74,8 +73,8 @@ class DrawnPace:
         """Sleep for the rest, and announce each bucket after its share.
 
         Args:
-            shares: as given to `forward`.
-            ready: called with each bucket in order.
+            shares: the shares given to `forward`.
+            ready: callback for each bucket, called in order.
         """
         if not shares:
             self.clock.sleep(self._step_s)
@@ -85,76 +84,76 @@ class DrawnPace:
             ready(bucket)
 
     def whole(self, work: float = 1.0) -> None:
-        """Sleep for a step of which nobody hears anything in between; `work` as for `forward`."""
+        """Sleep for a whole step without announcements; `work` as for `forward`."""
         draw_s = self.draw_s
         self.clock.sleep(draw_s() * work)
 
     def part(self, share: float, what: str = "") -> None:
-        """Sleep for a share of the step that `forward` has drawn the time of, for who computes it in parts.
+        """Sleep for a share of the time that `forward` has drawn; for workers that compute a step in parts.
 
         Args:
-            share: of the step.
-            what: is computed meanwhile, for a timeline.
+            share: fraction of the step.
+            what: activity shown in a timeline.
         """
         self.clock.sleep(self._step_s * share, what)
 
 
 HandleMessage = Callable[[int, Message], list[tuple[int, Message]]]
 HandleLoss = Callable[[int], list[tuple[int, Message]]]
-"""What a server part does with a message from a rank, and with the loss of a rank; both return its replies."""
+"""Handlers of a server part for a message from a rank and for the failure of a rank; both return its replies."""
 
 
 class Observer(Protocol):
-    """Sees from outside what ranks do; called on the ranks themselves. Without one, nothing is called."""
+    """Receives notifications of what ranks do; called on the ranks themselves."""
 
     def stepped(self, rank: int, step: int, vector: Tensor) -> None:
         """Called when a worker has taken a step.
 
         Args:
-            rank: of the worker.
-            step: its number.
-            vector: `(n,)`, the parameters after it; a view, which changes later.
+            rank: rank of the worker.
+            step: number of the step.
+            vector: `(n,)`, the parameters after the step; a view, which changes later.
         """
 
     def joined(self, rank: int, members: dict[int, int], view: str | int) -> None:
-        """Called when a worker knows with which others it goes on, before their parameters agree.
+        """Called when a worker has a new view, before the parameters of its members agree.
 
         Args:
-            rank: of the worker.
+            rank: rank of the worker.
             members: generations of the members' processes, by rank, in order.
-            view: tells these members from the same ones before or later.
+            view: identifier of the view.
         """
 
     def regrouped(self, rank: int, vector: Tensor, step: int | None = None) -> None:
-        """Called when a worker has agreed with the members of its view on where to go on.
+        """Called when a worker has agreed with the members of its view on the step to continue with.
 
         Args:
-            rank: of the worker.
+            rank: rank of the worker.
             vector: `(n,)`, its parameters; a view, which changes later.
-            step: with which all of them go on; None: each with its own.
+            step: next step of all members; None: each member has its own.
         """
 
     def caught_up(self, rank: int, step: int) -> None:
-        """Called when a worker has taken over the state of another, and goes on with this step."""
+        """Called when a worker has received the state of another worker and continues with this step."""
 
     def handlers(self, rank: int, part: ServerPart) -> tuple[HandleMessage, HandleLoss]:
-        """Return what handles messages and losses in the place of a server part's own methods."""
+        """Return handlers of messages and failures that replace a server part's own methods."""
 
 
 LEADER = 0
-"""The rank that evaluates, saves and speaks for the run: always a worker."""
+"""Rank that coordinates the run (evaluates, saves, reports); always a worker."""
 
 
 class Departed(RunError):
-    """This worker was asked to leave between two steps; the others go on without it."""
+    """This worker was asked to leave between two steps; the other workers continue."""
 
 
 class StopRequest:
-    """A request from outside (a signal) that the run stop, or that this worker leave it; looked at in every step.
+    """A request from outside (a signal) to stop the run or to remove this worker; checked in every step.
 
     Attributes:
         requested: whether the run must stop.
-        leave_requested: whether this worker must leave while the others go on; never asked of worker 0.
+        leave_requested: whether this worker must leave and the others continue; never requested of worker 0.
     """
 
     def __init__(self) -> None:
@@ -176,23 +175,24 @@ def _ignore(event: Event) -> None:
 
 @dataclass(frozen=True)
 class World:
-    """What surrounds one rank.
+    """Context of one rank.
 
     Attributes:
-        network: all ranks; strategies talk here.
-        roles: which of them do what.
-        pace: how computing passes time; None: by itself, and hooks announce uses and buckets while a pass runs.
-        stop: whether someone wants to stop.
-        emit: takes the run's events; called on the leader only.
-        arrivals: whom this rank has heard, where the network notes it.
-        generation: how many ranks have had this number before, and were lost.
-        activity: what this rank is doing, for its watchdog.
-        timer: measures where a worker's steps go; None: nobody wants to know.
-        refused: links and bytes at this rank that nobody of ours sends, by reason.
-        leader_returns: whether worker 0 gets a successor when it is lost.
-        ledger: of the run so far, on this rank's clock, for a successor of worker 0.
-        observer: of a simulated run; None: nobody observes it.
-        handling: passes the time that a server takes for a message of a step; None: it passes by itself.
+        network: communicator of all ranks, used by strategies.
+        roles: assignment of workers and servers to ranks.
+        pace: virtual compute time; None: passes take real time, and hooks announce uses and buckets during a
+            pass.
+        stop: pending stop request.
+        emit: receiver of the run's events; called on the coordinator only.
+        arrivals: order of received messages, where the network records it.
+        generation: number of failed processes that had this rank before.
+        activity: current activity of this rank, for its watchdog.
+        timer: timer of a worker's phases; None: phases are not timed.
+        refused: connections and bytes from strangers that this rank has rejected, by reason.
+        leader_returns: whether a failed worker 0 is replaced.
+        ledger: ledger of the run so far on this rank's clock, for a replacement of worker 0.
+        observer: observer of a simulated run; None: there is none.
+        handling: function that sleeps for a server's handling time of a message; None: it takes its own time.
     """
 
     network: Communicator
@@ -212,7 +212,7 @@ class World:
 
     @property
     def rejoins(self) -> bool:
-        """Whether this rank is the successor of one that was lost, and the others are under way."""
+        """Whether this rank replaces a failed one in a running job."""
         return self.generation > 0
 
     @property
@@ -227,18 +227,18 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank speaks for the run."""
+        """Whether this rank is the coordinator."""
         return self.network.rank == LEADER
 
     def goes_on_without(self, rank: int, faults: FaultPolicy) -> bool:
-        """Return whether a run with this policy goes on when a rank is lost."""
+        """Return whether a run with this fault policy survives the failure of a rank."""
         return faults.survives(rank, self.roles, leader_returns=self.leader_returns)
 
     def timed(self, finish: Callable[[], None] = lambda: None) -> World:
-        """Return this world with a timer, and with a network that tells it for how long it blocks.
+        """Return this context with a timer, and with a network that reports its blocking time to the timer.
 
         Args:
-            finish: returns when the device has done what it was told.
+            finish: function that waits for the device to finish its queued work.
         """
         blocked = Blocked(self.clock)
         keeping = Timekeeping(finish=finish, traced_steps=TRACED_STEPS)
@@ -248,16 +248,16 @@ class World:
         return replace(self, network=TimedCommunicator(self.network, blocked), timer=timer)
 
     def watched(self) -> tuple[World, Blocked]:
-        """Return this world, in which it is added up for how long this rank stands still, and the sum."""
+        """Return a copy of this context that measures the blocking time of this rank, and the measurement."""
         if self.activity.blocked is not None:  # a real rank notes what it waits for, for its watchdog
             return self, self.activity.blocked
         blocked = Blocked(self.clock)
         return replace(self, network=TimedCommunicator(self.network, blocked)), blocked
 
     def control(self) -> Communicator:
-        """Make the communicator for what is not training: states, reports, events."""
+        """Return the communicator for states, reports and events."""
         return self.network.subgroup("control", range(self.network.size))
 
     def workers(self) -> Communicator:
-        """Make the workers' communicator."""
+        """Return the communicator of all workers."""
         return self.network.subgroup("workers", self.roles.workers)

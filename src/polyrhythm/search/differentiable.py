@@ -81,7 +81,7 @@ class Supernet(nn.Module):
 
     Args:
         allowed: kinds of each edge.
-        network: has the number of cells and channels.
+        network: configuration with the number of cells and channels.
         classes: number of classes.
         image_shape: (C, H, W) of an image.
 
@@ -158,11 +158,11 @@ def searched(
     Args:
         dataset: dataset with the training images to learn from.
         allowed: kinds of each edge.
-        network: has the number of cells and channels; its edges are not regarded.
+        network: configuration with the number of cells and channels; its edges are ignored.
         epochs: passes over half of the training images.
         batch_size: images of a step of each kind.
         seed: seed of everything that is random.
-        tell: receives a line about every epoch.
+        tell: receiver of a line about every epoch.
 
     Raises:
         RequestError: there are too few images for two batches, or a loss is not finite.
@@ -179,7 +179,7 @@ def searched(
     steps = len(halves[0]) // batch_size
     if steps < 1:
         raise RequestError(
-            f"darts halves {len(train)} training pictures, and a batch has {batch_size}: lower --batch-size"
+            f"darts halves {len(train)} training images, and a batch has {batch_size}: lower --batch-size"
         )
     losses = []
     for epoch in range(epochs):
@@ -239,7 +239,7 @@ class Choice:
 
     Attributes:
         allowed: kinds of each edge.
-        network: has all else.
+        network: configuration with all other settings.
     """
 
     allowed: dict[str, tuple[Edge, ...]]

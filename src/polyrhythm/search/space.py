@@ -150,7 +150,7 @@ class Space:
         """Make a space of a mapping of names to lists, ranges or single values.
 
         Raises:
-            RequestError: as `read`.
+            RequestError: see `read`.
         """
         if not isinstance(given, Mapping) or not given or not all(isinstance(key, str) for key in given):
             raise RequestError(
@@ -170,9 +170,7 @@ class Space:
                 raise unknown("option of the space", name, known)
         if missing := used - set(domains):
             name = min(missing)
-            raise RequestError(
-                f"{where} uses {{{name}}} and does not say what it may be: add a line `{name}: …`"
-            )
+            raise RequestError(f"{where} uses {{{name}}} and does not define it: add a line `{name}: …`")
         for name in used:
             if name in _reached(domains, name):
                 raise RequestError(f"{where}: {name} names itself in its braces")
@@ -193,7 +191,7 @@ class Space:
         """Return parameters: what `pick` chooses for every name that matters, single values left out.
 
         Args:
-            pick: given a name and its domain, returns a value of it.
+            pick: function that returns a value, given a name and its domain.
         """
         chosen: dict[str, Any] = {}
         todo = list(self.options)
@@ -384,7 +382,7 @@ def evolved(
     """Return the parameters of the next trial of regularized evolution.
 
     Args:
-        ended: all trials so far, in the order in which they ended.
+        ended: finished trials, in the order in which they ended.
         space: space of the parameters.
         population: number of the youngest that may be parents; while there are fewer, parameters are drawn.
         sample: number of them that are drawn; the best of those is the parent.

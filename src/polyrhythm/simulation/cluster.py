@@ -85,8 +85,8 @@ class HostKind(Described):
         nic: link of each host to the others; default: the cluster's.
         inside: the link that ranks on the same host share; default: the cluster's.
         memory_bytes: memory in bytes of each, for all its workers together; None: not known.
-        tree: takes its place: levels of links from each place of a worker up to the host's memory and NIC, such as two
-            accelerators on a PCIe switch, and two of those on a processor. Servers are at its top.
+        tree: replacement for `inside`: levels of links from each worker's place up to the host's memory and NIC, such
+            as two accelerators on a PCIe switch, and two of those on a processor. Servers are at its top.
         server_takes: share of a host's computing that a server takes from the workers next to it; default: that of a
             core, and nothing where workers compute on accelerators.
     """
@@ -515,7 +515,7 @@ def machines_of(cluster: Cluster) -> list[str]:
     """Return the described machines of a cluster's price list."""
     if cluster.prices is None:
         raise RequestError(
-            f"cluster {cluster.name} has no price list whose machines could be chosen: give it prices: NAME_OR_FILE"
+            f"cluster {cluster.name} has no price list to choose machines from: give it prices: NAME_OR_FILE"
         )
     return [name for name, machine in open_prices(cluster.prices).machines.items() if machine.described]
 
@@ -533,7 +533,7 @@ def with_machine(cluster: Cluster, name: str) -> Cluster:
     machine = prices.machines[name]
     if name not in known:
         lacks = "cores" if machine.cores is None else "speed"
-        raise RequestError(f"price list {cluster.prices} does not say what {name} is: give it {lacks}")
+        raise RequestError(f"price list {cluster.prices} does not describe {name}: give it {lacks}")
     assert machine.cores is not None
     host = HostKind(
         name=name,

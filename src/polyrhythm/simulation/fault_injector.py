@@ -30,7 +30,7 @@ class FaultInjector:
 
     Args:
         run: the run; changed in place, before it begins.
-        strategy: strategy of the run; its fault policy says which ranks the run needs.
+        strategy: strategy of the run; its fault policy determines the ranks that the run needs.
         faults: faults that occur.
         seed: seed of everything about faults that is random.
         host_of: the number of each rank's host; default: every rank has its own.
@@ -40,7 +40,7 @@ class FaultInjector:
         time: time of all ranks.
         host_of: the number of each rank's host.
         links: between all ranks.
-        killed_at_s: when each rank that was killed was killed last.
+        killed_at_s: time of each rank's latest kill.
 
     Raises:
         RequestError: a fault names a rank or host that is not there.
@@ -209,7 +209,7 @@ class FaultInjector:
     def _check_leader(self) -> None:
         """Raise if the run has ended without a report: worker 0 is lost, and no other rank needed it any more."""
         if not self.ranks[LEADER].alive:
-            raise RunError(f"{self._death(LEADER)}, and the run needs it: nobody is left who would end it")
+            raise RunError(f"{self._death(LEADER)}, and the run needs it: no rank remains that could end it")
 
     def _came_to_gone_servers(self) -> bool:
         """Return whether worker 0's replacement waits for servers that its predecessor had let go at the end."""

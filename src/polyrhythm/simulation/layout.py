@@ -145,7 +145,7 @@ def shared_out(
         workers: workers of each.
         servers: servers of each.
         placement: placement of its servers.
-        draws: as of `lay_out`.
+        draws: see `lay_out`.
 
     Returns:
         For each run its part of the cluster, and the numbers of its hosts in the whole.

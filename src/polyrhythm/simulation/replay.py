@@ -124,7 +124,7 @@ class WatchedCommunicator(ForwardingCommunicator):
 
     Args:
         inner: does the work.
-        performance: receives the observations.
+        performance: receiver of the observations.
     """
 
     def __init__(self, inner: Communicator, performance: Performance) -> None:
@@ -152,7 +152,7 @@ class ScriptedCommunicator(WatchedCommunicator):
     Args:
         inner: does the work.
         script: this rank's.
-        performance: receives the differences.
+        performance: receiver of the differences.
     """
 
     def __init__(self, inner: Communicator, script: Script, performance: Performance) -> None:
@@ -192,7 +192,7 @@ def replay(job: Job, recording: Recording, emit: Callable[[Event], None] = lambd
     Args:
         job: the run's, with checkpoints off: those were asked for by messages that are not recorded.
         recording: recording of the run.
-        emit: takes the events, with virtual seconds.
+        emit: receiver of the events, with virtual seconds.
     """
     assert job.checkpointing.folder is None or not job.checkpointing.checkpoints, (
         "a replay writes no checkpoints"

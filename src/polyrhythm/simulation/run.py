@@ -60,7 +60,7 @@ def simulate_on(
     Args:
         layout: the cluster, and which rank is on which of its hosts.
         job: training job; its run folder, if it has one, must exist.
-        emit: takes the run's events, in order, with virtual seconds.
+        emit: receiver of the run's events, in order, with virtual seconds.
         stop: whether the run is asked to stop.
         timeline: records what ranks do; None: nothing is recorded.
 

@@ -6,7 +6,7 @@ The links of a cluster are numbered, and a message takes a way over them:
                                                                     or a tree: up to where two places meet, and down
 
 A server that reads and writes slower than its host's NIC has an additional link of its own in each direction.
-The compute time of each worker's steps is drawn, scaled by its host, and longer where the cluster says so.
+The compute time of each worker's steps is drawn, scaled by its host, and longer where the cluster specifies it.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class ServerWork:
     Args:
         layout: layout of a cluster with a cost of updates.
         clock: the simulation's.
-        nbytes_of: gives the bytes of a message on the links.
+        nbytes_of: function that returns the bytes of a message on the links.
     """
 
     def __init__(self, layout: Layout, clock: Clock, nbytes_of: Callable[[Message], int]) -> None:
@@ -306,9 +306,9 @@ class SimulatedRun:
         program: their program.
         draws: returns, for a worker's rank, what draws the compute seconds of its steps.
         stop: whether the run is asked to stop.
-        emit: takes the run's events.
-        cluster: all ranks.
-        tasks: the latest of every rank.
+        emit: receiver of the run's events.
+        cluster: cluster with all ranks.
+        tasks: latest task of every rank.
         observer: observer of all ranks; None: nothing observes them.
         ledger: ledger of the run so far, where worker 0 gets a replacement when it is lost; None: it gets none.
         work: cost of updates on servers; None: nothing.
@@ -389,7 +389,7 @@ def constant_run(
     Args:
         roles: ranks by role.
         program: program of the ranks.
-        emit: takes the run's events, in order, with virtual seconds.
+        emit: receiver of the run's events, in order, with virtual seconds.
         cluster: the cluster.
     """
     time, stop = VirtualTime(), StopRequest()
@@ -413,7 +413,7 @@ def modelled_run(
     Args:
         layout: the cluster, and which rank is on which of its hosts.
         program: program of the ranks.
-        emit: takes the run's events, in order, with virtual seconds.
+        emit: receiver of the run's events, in order, with virtual seconds.
         seed: seed of the step times.
         stop: whether the run is asked to stop.
         timeline: records what ranks do; None: nothing is recorded.

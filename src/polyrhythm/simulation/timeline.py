@@ -23,8 +23,8 @@ class Span:
     Attributes:
         rank: number of the rank.
         kind: `compute`, or what is computed (`forward 3`), or `wait`.
-        start_s: when it began.
-        end_s: when it ended.
+        start_s: start.
+        end_s: end.
         detail: awaited event.
     """
 
@@ -54,10 +54,10 @@ class Timeline:
         most: largest number of recorded spans and sends; later ones are dropped.
 
     Attributes:
-        ranks: as given.
+        ranks: the argument of that name.
         spans: spans of computing and waiting, in the order of their ends.
         sendings: sendings in the order of their ends.
-        full_at_s: when the last one was recorded, if some were not.
+        full_at_s: time of the last recorded one, if some were not recorded.
     """
 
     def __init__(self, ranks: frozenset[int] | None = None, most: int = 200_000) -> None:

@@ -163,7 +163,7 @@ def prepare(
     Args:
         trial: settings of the trial.
         seed: seed of the step times and of the faults.
-        emit: takes the run's events.
+        emit: receiver of the run's events.
         stop: whether the run is asked to stop.
         timeline: records what ranks do; None: nothing is recorded.
 
@@ -224,7 +224,7 @@ def try_seeds(
     Args:
         trial: settings of the trial.
         seeds: seeds in order.
-        on_failure: called with every failure; returns whether to continue.
+        on_failure: callback with every failure; returns whether to continue.
 
     Raises:
         RequestError: a fault names a rank or host that is not there.
@@ -262,7 +262,7 @@ def drawn_faults(
         seed: seed of the draw.
         length_s: about how long the run takes.
         spares: number of workers that may be missing at once; for the coordinator see `drawn_change_of_lead`.
-        settle_s: least mean time between deaths that recur.
+        settle_s: minimum mean time between recurring deaths.
     """
     random = Random(seed_for("fault mix", seed))
     calm = [_slow, _delay, _cut]
@@ -280,7 +280,7 @@ def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Kill:
     """Return the death of one of some ranks, without a replacement.
 
     Args:
-        ranks: ranks of which one dies.
+        ranks: ranks; one of them dies.
         seed: seed of the draw.
         length_s: about how long the run takes.
     """
@@ -321,7 +321,7 @@ def drawn_deaths(ranks: Sequence[int], seed: int, length_s: float, settle_s: flo
     """Return the death of one of some ranks; every other time with a replacement, and another death some time after.
 
     Args:
-        ranks: ranks of which one dies.
+        ranks: ranks; one of them dies.
         seed: seed of the draw.
         length_s: about how long the run takes.
         settle_s: added to the time between both, since a replacement's links are no quicker.

@@ -41,12 +41,12 @@ from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, Bucket
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of neighbouring gradients that travels as one.
+    """A run of adjacent gradients that is sent as one message.
 
     Attributes:
-        bucket: that it is a part of.
-        start: of its first number in the vector.
-        stop: one past its last.
+        bucket: index of its bucket.
+        start: index of its first element in the vector.
+        stop: end index, exclusive.
     """
 
     bucket: int
@@ -56,11 +56,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Speed:
-    """What an all-reduce takes.
+    """Cost model of an all-reduce.
 
     Attributes:
-        latency_s: however few numbers there are.
-        seconds_per_number: besides.
+        latency_s: fixed cost, in seconds.
+        seconds_per_number: additional seconds per element.
     """
 
     latency_s: float
@@ -71,8 +71,8 @@ def cut(buckets: Sequence[Bucket], numbers: float) -> list[Piece]:
     """Cut large buckets into equal pieces, in the order in which buckets are filled, the end of each bucket first.
 
     Args:
-        buckets: of the vector.
-        numbers: that the smallest piece of a bucket that is cut has; 0 cuts nothing.
+        buckets: buckets of the vector.
+        numbers: minimum number of elements of a piece; 0 cuts nothing.
     """
     pieces = []
     for number, bucket in enumerate(buckets):
@@ -91,13 +91,13 @@ def seconds(piece: Piece, speed: Speed) -> float:
 def urgent_first(
     pieces: Sequence[Piece], ready_s: Sequence[float], use_s: Sequence[float], speed: Speed
 ) -> list[int]:
-    """Return the order in which pieces set out, as numbers of `pieces`: piece 0, and then as the rule has it.
+    """Return the order of transfers, as indices of `pieces`: piece 0 first, then by the rule of this module.
 
     Args:
-        pieces: in the order in which they are filled.
-        ready_s: when each bucket's gradients are ready, in order; any beginning.
-        use_s: when each bucket's parameters are used again; any other beginning.
-        speed: of the link.
+        pieces: pieces in the order in which they are filled.
+        ready_s: time at which each bucket's gradients are ready, in order, relative to any origin.
+        use_s: time of each bucket's next use, relative to any other origin.
+        speed: cost model of the link.
     """
     waiting: list[tuple[float, int]] = []
     order, coming = [0], 1
@@ -114,7 +114,7 @@ def urgent_first(
 
 
 BucketBytes = Annotated[int, Field(ge=1)] | Literal["tuned"]
-"""Least bytes of a bucket, or `tuned`."""
+"""Minimum bytes of a bucket, or `tuned`."""
 
 LEAST_BYTES, MOST_BYTES = 256 << 10, 64 << 20
 _LATENCIES = 8
@@ -125,13 +125,13 @@ _TRIES = 3
 def bucket_bytes_for(
     asked: BucketBytes, workers: Communicator | None, collective: Collective, like: Tensor
 ) -> int | None:
-    """Return the least bytes of a bucket; None for the default. All workers must call it.
+    """Return the minimum bytes of a bucket; None for the default. All workers must call it.
 
     Args:
-        asked: by the user.
-        workers: who adds up; None before a dry run.
-        collective: how.
-        like: a tensor of the gradients' dtype and device.
+        asked: value of the option.
+        workers: communicator of the all-reduce; None before a dry run.
+        collective: all-reduce algorithm.
+        like: tensor with the gradients' dtype and device.
 
     Raises:
         RequestError: there is nothing to measure with.
@@ -153,12 +153,12 @@ def bucket_bytes_for(
 
 
 def measured_speed(workers: Communicator, sums: AllReduce, probe: Tensor) -> Speed:
-    """Measure all-reduces of one number and of all of a vector; return what worker 0 has found.
+    """Measure all-reduces of one element and of a whole vector; return worker 0's measurement.
 
     Args:
-        workers: all of them must call it.
-        sums: over them.
-        probe: `(n,)`, of zeros; at least two.
+        workers: communicator of all workers; all must call this.
+        sums: all-reduce over them.
+        probe: `(n,)`, zeros; n >= 2.
     """
     few_s, many_s = (_least_seconds(workers, sums, part) for part in (probe[:1], probe))
     found = torch.tensor([few_s, (many_s - few_s) / (probe.numel() - 1)], dtype=torch.float64)
@@ -177,16 +177,16 @@ def _least_seconds(workers: Communicator, sums: AllReduce, part: Tensor) -> floa
 
 
 class BucketTimes:
-    """Notes the times of one worker's steps, as if it had never waited for a transfer.
+    """Records the times of one worker's steps without the time spent waiting for transfers.
 
     Args:
-        clock: the worker's.
-        buckets: how many there are.
+        clock: clock of the worker.
+        buckets: number of buckets.
 
     Attributes:
-        use_s: of each bucket, seconds from the first use in the forward pass of the latest step.
-        ready_s: of each bucket, seconds from when the first was ready in the backward pass of the latest step; they
-            never fall.
+        use_s: seconds of each bucket's first use since the first use in the latest forward pass.
+        ready_s: seconds at which each bucket was ready since the first one in the latest backward pass; never
+            decreasing.
     """
 
     def __init__(self, clock: Clock, buckets: int) -> None:
@@ -214,7 +214,7 @@ class BucketTimes:
         self._waited_s += self._clock.now() - began
 
     def ready(self, bucket: int) -> None:
-        """A bucket's gradients are ready; buckets come in order."""
+        """Record that a bucket's gradients are ready; buckets must be announced in order."""
         now = self._clock.now()
         if bucket == 0:
             self._first_ready = now

@@ -1,4 +1,4 @@
-"""The weighted mean of a group's gradients, of which little travels.
+"""The weighted mean of a group's gradients, with compressed messages.
 
     p_i = b_i g_i + e_i,   c_i = C(p_i),   e_i = p_i - decode(c_i)
     g   = sum_i decode(c_i) / sum_i b_i                    b_i samples of member i's gradient g_i
@@ -61,13 +61,13 @@ _MOST_COUNTED = 1 << 28
 
 
 class CompressedMean(GradientMean):
-    """As `GradientMean`, with compressed gradients.
+    """`GradientMean` with compressed gradients.
 
     Args:
-        group: who takes part.
-        flat: whose gradients.
-        compressor: of the gradients.
-        collective: how numbers are added up, where any are.
+        group: communicator of the members.
+        flat: flat parameters with the gradients.
+        compressor: compressor of the gradients.
+        collective: all-reduce algorithm for uncompressed numbers.
     """
 
     remembers: ClassVar[bool] = True
@@ -110,7 +110,7 @@ class CompressedMean(GradientMean):
         """Nothing: what is compressed is the whole."""
 
     def break_off(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no exchange is in progress between calls."""
 
     def commit(self) -> None:
         """Take note that the last exchange was whole, as others know."""
@@ -211,7 +211,7 @@ class CompressedMean(GradientMean):
         return memory.layout.decode(self._compressor, whole, vector.dtype), weight
 
     def _factored(self, vector: Tensor, step: Step) -> tuple[Tensor | None, float]:
-        """As `_exchanged`, of matrices whose factors are found together."""
+        """Return the result of `_exchanged` for matrices with jointly computed factors."""
         [memory] = self._own
         compressor, layout, everything = self._compressor, memory.layout, None
         whole, kept = memory.open(vector, self.learning_rate)
@@ -342,12 +342,12 @@ class CompressedMean(GradientMean):
     def _broadcast(
         self, vector: Tensor, step: Step, pairs: Mapping[int, Pair]
     ) -> tuple[Tensor | None, float]:
-        """As `_exchanged`, of what layers' gradients are made of, where the rows of the last step say that it is less.
+        """Return the result of `_exchanged` from sufficient factors, for layers where they are smaller.
 
         Args:
             vector: `(size,)`.
-            step: of this member.
-            pairs: sufficient factors, by where the layer begins in the vector.
+            step: step of this member.
+            pairs: sufficient factors, by the start of the layer in the vector.
         """
         compressor, layout = self._compressor, self._layout
         layers = [section for section in layout.sections if not section.dense]
@@ -414,12 +414,12 @@ class CompressedMean(GradientMean):
         return (None if total is None else vector), weight
 
     def _total(self, parts: Sequence[Tensor], like: Tensor, step: Step) -> tuple[Tensor | None, float]:
-        """Add up numbers over all members, with their weights and words.
+        """Sum numbers over all members, with their weights and flags.
 
         Args:
             parts: one-dimensional, all of one dtype.
-            like: the vector that they come from; not finite on any member: there is no sum.
-            step: of this member.
+            like: source vector of the numbers; if it is not finite on any member, there is no sum.
+            step: step of this member.
 
         Returns:
             All parts' sums, one after the other, and the sum of the weights.
@@ -433,7 +433,7 @@ class CompressedMean(GradientMean):
         return (whole[:-3] if wrong == 0 else None), weight
 
     def _encoded(self, vector: Tensor, step: Step, finite: bool) -> list[Tensor | None]:
-        """Return this member's payloads, one a part; None where it has nothing to say."""
+        """Return this member's payloads, one per part; None where it sends nothing."""
         compressor, rate = self._compressor, self.learning_rate
         nothing = not finite or (step.weight == 0 and not compressor.feedback)
         scalers = self._scalers(vector, nothing) if compressor.shares_scaler else [()] * len(self._slices)
@@ -508,7 +508,7 @@ def _bytes_in(message: Message) -> Tensor:
 
 
 def _others(taken: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """Return the ranges between those that are taken, of a vector of so many numbers."""
+    """Return the ranges of a vector that are not in `taken`."""
     ends = [0, *chain.from_iterable(taken), size]
     return [(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=True) if start < stop]
 
@@ -516,8 +516,8 @@ def _others(taken: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]
 def _among(state: State, before: int, after: int) -> State:
     """Return the state of a member of another number of members.
 
-    Sums of residuals over the number of members stay: each is multiplied by the new number over the old one, and what
-    the member held back of its slice of the sum goes to its own residual.
+    Sums of residuals over the number of members are conserved: each is multiplied by the new number over the
+    old one, and the residual of the member's slice of the sum is added to its own residual.
     """
     tensors, facts = dict(state[0]), dict(state[1])
     own, of_sum = tensors.get(_OWN + RESIDUAL), tensors.get(_SUM + RESIDUAL)
@@ -527,20 +527,20 @@ def _among(state: State, before: int, after: int) -> State:
         own[part] += of_sum
     if own is not None:
         tensors[_OWN + RESIDUAL] = own * (after / before)
-    # Of others' steps nobody knows the rows, so the first of a new group is added up.
+    # The rows of others' steps are unknown, so the first step of a new group is summed without them.
     kept = {name: value for name, value in tensors.items() if not name.startswith(_SUM) and name != _ROWS}
     return kept, facts
 
 
 def merged_over(states: Sequence[State], before: int) -> State:
-    """Return the state that each member of another number begins with, from those of all that there were.
+    """Return the initial state of each member of a new group from the states of the old one.
 
-    Each gets the mean of what all had kept back, so its sum over the number of members stays. Momenta become their
-    mean; what all hold alike stays.
+    Each receives the mean of all residuals, so their sum over the number of members is conserved. Momenta are
+    averaged; equal values are kept.
 
     Args:
-        states: of all members that there were, in the order of their ranks.
-        before: how many members there were.
+        states: states of all former members, in the order of their ranks.
+        before: number of former members.
     """
     folded = [_among(state, before, before)[0] for state in states]
     tensors: Memory = {}
@@ -555,11 +555,11 @@ _MEAN = "mean."
 
 
 def of_compressed(before: int, after: int) -> Resharding:
-    """Return how workers that keep residuals beside a common optimiser are resharded.
+    """Return the resharding of workers with residuals and equal optimizer states.
 
     Args:
-        before: how many workers wrote the checkpoint.
-        after: how many resume from it.
+        before: number of workers that wrote the checkpoint.
+        after: number of workers that resume from it.
     """
 
     def workers(held: Held, step: int) -> dict[int, State]:
@@ -576,7 +576,7 @@ def of_compressed(before: int, after: int) -> Resharding:
         }
 
     text = (
-        "all go on from worker 0's parameters and optimiser, each with an equal part of what {states} workers' "
+        "all continue from worker 0's parameters and optimizer, each with an equal part of what {states} workers' "
         "compression had kept back"
     )
     return Resharding(after=after, text=text, workers=workers)

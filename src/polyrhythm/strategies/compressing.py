@@ -1,4 +1,4 @@
-"""What strategies with a `compress` key have in common: the key, and what is refused.
+"""Common parts of strategies with a `compress` key: the key, and the unsupported combinations.
 
 Norms of whole layers are those of true gradients, so optimisers that take them (LARS, LAMB) are refused; so is a
 compressor's momentum on top of the optimiser's.
@@ -33,10 +33,10 @@ Compress = Annotated[Compressor | None, BeforeValidator(_compressor)]
 
 
 class Compressible(Strategy):
-    """A strategy that can compress what it sends.
+    """A strategy that can compress its messages.
 
     Attributes:
-        compress: what shrinks vectors before they travel; None: nothing.
+        compress: compressor of vectors that are sent; None: none.
     """
 
     compress: Compress = None
@@ -52,12 +52,12 @@ class Compressible(Strategy):
             Layout.of_model(flat, self.compress)
 
     def exchange(self, workers: int, whole_bytes: float, payload_bytes: float) -> Exchange:
-        """Return what one exchange moves and computes, compressed and not; of sums unless a family says otherwise.
+        """Return the bytes and computation of one exchange, compressed and not; of sums unless a family overrides it.
 
         Args:
-            workers: how many take part.
-            whole_bytes: of the vector.
-            payload_bytes: of what it is compressed to.
+            workers: number of workers.
+            whole_bytes: bytes of the vector.
+            payload_bytes: bytes of its compressed form.
         """
         assert self.compress is not None, "asked where something is compressed"
         sums = 2 * (workers - 1) / workers
@@ -75,11 +75,11 @@ def check_compression(compressor: Compressor | None, plan: OptimizerPlan | None)
     """Refuse an optimiser that cannot follow compressed gradients.
 
     Args:
-        compressor: of the gradients.
-        plan: of the optimiser; None before that is known.
+        compressor: compressor of the gradients.
+        plan: description of the optimizer; None before it is known.
 
     Raises:
-        RequestError: with the reason and what would work.
+        RequestError: the optimizer cannot be used; the message has the reason and the alternatives.
     """
     if compressor is None or plan is None or compressor.from_passes:
         return
@@ -100,7 +100,7 @@ def _momentum(options: dict[str, Any]) -> bool:
 
 
 def compressor_of(strategy: Strategy) -> Compressor | None:
-    """Return what compresses what a strategy sends; None: nothing."""
+    """Return the compressor of a strategy's messages; None: none."""
     return strategy.compress if isinstance(strategy, Compressible) else None
 
 
@@ -111,14 +111,14 @@ def payoff_of(
     workers: int,
     bandwidth_bytes_per_s: float,
 ) -> Payoff | None:
-    """Measure what a strategy's compression costs on this machine, and return what it saves in an exchange.
+    """Measure the cost of a strategy's compression on this machine, and return its savings in an exchange.
 
     Args:
-        strategy: any.
-        shapes: of the model's parameters.
-        dtype: of their vector.
-        workers: how many there are.
-        bandwidth_bytes_per_s: of the link.
+        strategy: strategy.
+        shapes: shapes of the model's parameters.
+        dtype: dtype of their vector.
+        workers: number of workers.
+        bandwidth_bytes_per_s: bandwidth of the link.
 
     Returns:
         None where nothing is compressed or travels, or where bytes depend on the gradients' values.

@@ -20,8 +20,8 @@ class OnLoss(StrEnum):
     Attributes:
         STOP: the run ends with an error that names the failed worker.
         GO_ON: the others continue unchanged.
-        REGROUP: all workers, which are synchronous, agree on the next view (`Logged`). Every wait of their parts
-            must then be on the workers' communicator, which is revoked.
+        REGROUP: the workers, all synchronous, agree on the next view (`Logged`). Every wait of their parts must
+            then be on the workers' communicator, which is revoked.
         REGROUP_GROUP: the workers of its group regroup independently of the other groups
             (`RegroupsApart.reassemble`); servers decide the members of a group.
     """
@@ -39,7 +39,7 @@ class Rejoin(StrEnum):
         NEVER: failed workers are not replaced.
         BEHIND: some steps behind the others, and it cannot take a step unless they take theirs. Waiting for it
             outside a step would be a deadlock.
-        LEVEL: at the others' current step, or at any step if it never waits for another worker.
+        LEVEL: start at the others' current step, or at any step if it never waits for another worker.
     """
 
     NEVER = "never"
@@ -57,7 +57,7 @@ class FaultPolicy:
             hold the parameters, or where each of the remaining workers does.
         spares: number of workers that may fail at once.
         rejoin: start step of a replacement.
-        holders: for each shard, the indices of the servers that hold it, in the order in which workers address them;
+        holders: indices of the servers that hold each shard, in the order in which workers address them;
             empty where every server holds only its own shard.
         may_repeat: whether workers that regroup may have to repeat a completed step.
         skips_not_finite: whether a gradient that is not finite is skipped and the run continues without it.

@@ -114,7 +114,7 @@ class GradientMean:
         self._under_way = []
 
     def start(self, bucket: int) -> None:
-        """Start to sum a bucket whose gradients are final; buckets must come in order."""
+        """Start to sum a bucket with final gradients; buckets must be passed in order."""
         if self._group.size == 1:
             return
         self._under_way.append(self._sum.start(self._weighted(bucket)))
@@ -207,7 +207,7 @@ Transfer = Literal["full", "float16", "bfloat16"]
 """As what gradients travel; `full`: as what they are."""
 
 _PARTS_OF_ONE = 1 << 32
-"""Weights are whole multiples of one part in so many."""
+"""Weights are integer multiples of one over this number."""
 
 
 def gradient_mean(
@@ -280,7 +280,7 @@ class NarrowGradientMean(GradientMean):
         if self._narrow.dtype == torch.float16 and not bool(self._narrow.isfinite().all()):
             raise RequestError(
                 f"at step {step.number} a gradient is beyond the range of float16 (65504): use "
-                "transfer=bfloat16, whose range is that of float32, or transfer=full"
+                "transfer=bfloat16, with the range of float32, or transfer=full"
             )
         share = parts / _PARTS_OF_ONE / self._group.size
         if share not in (0, 1):

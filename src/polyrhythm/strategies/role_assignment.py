@@ -30,7 +30,7 @@ class Placement(Config):
 
         Args:
             hosts: the host of every rank.
-            count: how many servers there must be, fewer than ranks.
+            count: number of servers; less than the number of ranks.
         """
 
 
@@ -70,8 +70,8 @@ def roles_for(hosts: Sequence[int], servers: int, placement: Placement) -> RoleA
 
     Args:
         hosts: the host of every rank.
-        servers: how many ranks must be servers.
-        placement: chooses them.
+        servers: number of servers.
+        placement: rule that chooses them.
 
     Raises:
         RequestError: no rank would be left to work.

@@ -19,7 +19,8 @@ class ServerSetting:
         index: index of its shard.
         roles: roles of the ranks.
         finite: whether all gradients are known to be finite.
-        memory: in which parameters may lie, to be shown without being copied; None: none is better than another.
+        memory: buffer that parameters may live in, so that they are shared without a copy; None: ordinary
+            memory.
     """
 
     index: int
@@ -38,11 +39,11 @@ class ServerStats:
         steps: gradients that it holds, by rank, those of earlier sessions included.
         not_finite: gradients left out because they were not finite.
         ejected: pushers let go, once each time.
-        dropped: gradients that came too late.
-        left_out: by rank, stretches of its steps, `[first, one past the last]`, of which no gradient was applied.
-        absent: by rank, stretches of its group's steps, `[first, one past the last]`, taken without it.
-        missed: stretches of steps, `[rank, first, one past the last]`, of which a worker's part is in no model: of a
-            round in which it was lost, or came.
+        dropped: late gradients.
+        left_out: by rank, stretches of its steps, `[first, last + 1]`, without an applied gradient.
+        absent: by rank, stretches of its group's steps, `[first, last + 1]`, taken without it.
+        missed: stretches of steps, `[rank, first, last + 1]`, in which a worker's part is in no model,
+            because it failed or joined in the round.
     """
 
     staleness: dict[int, int]

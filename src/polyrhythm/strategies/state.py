@@ -156,18 +156,20 @@ class Resharding:
     """A strategy's way from a checkpoint to another number of workers.
 
     Attributes:
-        after: how many workers there are now.
-        text: what was merged and left out, for people, with `{states}` that workers had handed in and `{kept}` that
-            they go on with.
-        newcomers: of `{new}` workers that begin without a state, if there are any.
-        remark: more of it, of what the checkpoint held.
-        workers: fields of a worker's state, of which the first that covers an entry counts; an entry that none covers
+        after: new number of workers.
+        text: message on merged and dropped state, with `{states}` for the number of saved states and `{kept}`
+            for the number of workers that continue with one.
+        newcomers: message on `{new}` workers that begin without a state.
+        remark: function that returns a further message for a checkpoint.
+        workers: fields of a worker's state; the first that covers an entry applies, and an uncovered entry
             begins as at a run's start. Or a function.
-        servers: the same of a server's.
-        count: how many steps of each worker count; what they did beyond is done again by others.
-        fits: whose states fit what servers know: they keep them, and all of their steps count.
-        pushers: of each server; None: all workers.
-        weight: the fact by which a state counts in a mean; empty: all count the same.
+        servers: fields of a server's state.
+        count: function that returns the number of each worker's steps that count; the rest is repeated by
+            others.
+        fits: function that returns the workers with a state that matches the servers' records: they keep it,
+            and all of their steps count.
+        pushers: number of pushers of each server; None: all workers.
+        weight: name of the fact that weights a state in a mean; empty: equal weights.
         parameters: the tensor of worker 0's state that is the run's parameters; empty: they stay.
     """
 
@@ -184,10 +186,10 @@ class Resharding:
     parameters: str = ""
 
     def counted(self, held: Held) -> list[int]:
-        """Return how many steps of each worker count.
+        """Return the number of each worker's steps that count.
 
         Args:
-            held: by the checkpoint.
+            held: state in the checkpoint.
         """
         found = self.count(held)
         if self.fits is not None:
@@ -196,11 +198,11 @@ class Resharding:
         return found
 
     def merged(self, held: Held, step: int) -> Merged:
-        """Return what the workers go on with.
+        """Return the workers' states after resharding.
 
         Args:
-            held: by the checkpoint.
-            step: that all of them begin with, in the count of steps that they have from now on.
+            held: state in the checkpoint.
+            step: first step of all workers, in the new count of steps.
         """
         workers = self.worker_states(held, step)
         pushers = self.pushers or (lambda server: self.after)
@@ -256,18 +258,18 @@ class Resharding:
 
 
 def same_for_all(after: int) -> Resharding:
-    """Where workers hold the same and there are no servers: all begin with what worker 0 had."""
-    text = "all go on from worker 0's parameters and optimiser"
+    """For equal workers without servers: all begin with worker 0's state."""
+    text = "all continue from worker 0's parameters and optimizer"
     return Resharding(after=after, text=text, workers=(StateField("*", "keep", "run"),))
 
 
 def below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix, without it."""
+    """Return the tensors with a name prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def without(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names do not begin with a prefix."""
+    """Return the tensors without a name prefix."""
     return {name: value for name, value in tensors.items() if not name.startswith(prefix)}
 
 
@@ -281,7 +283,7 @@ def _first(fields: Iterable[StateField], entry: str) -> StateField | None:
 
 
 def _covered(fields: Sequence[StateField], field: StateField, state: State) -> State:
-    """Return those entries of a state of which this is the first field that covers them."""
+    """Return those entries of a state that this field is the first to cover."""
     tensors, facts = (
         {name: value for name, value in entries.items() if _first(fields, name) is field} for entries in state
     )

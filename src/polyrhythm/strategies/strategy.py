@@ -32,7 +32,7 @@ from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 if TYPE_CHECKING:
-    from polyrhythm.partition.outlook import Outlook, Pace
+    from polyrhythm.partition.outlook import Pace, PipelineForecast
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Facts:
     staleness: str
     use_it: str
     when_a_worker_dies: str = field(
-        default="the run stops and names it; `--resume` goes on from the last checkpoint"
+        default="the run stops and names it; `--resume` continues from the last checkpoint"
     )
 
 
@@ -196,7 +196,7 @@ class Traits:
         return self.groups or tuple((worker,) for worker in range(workers))
 
     def pushers(self, roles: RoleAssignment) -> dict[int, tuple[int, ...]]:
-        """Return, for each rank that pushes gradients to servers, the indices of the workers whose mean it pushes."""
+        """Return, for each rank that pushes to servers, the indices of the workers with a part in its gradients."""
         if not self.groups:
             return {rank: (index,) for index, rank in enumerate(roles.workers)}
         if self.leaves:
@@ -287,7 +287,7 @@ class Strategy(Config):
 def needs_as_many(strategy: Strategy, before: int) -> RequestError:
     """Return the error for a resumed run with a different number of workers."""
     return RequestError(
-        f"{strategy} goes on with as many workers as it had: resume with --workers {before}, or begin a new run from "
+        f"{strategy} continues with as many workers as it had: resume with --workers {before}, or begin a new run from "
         "the saved weights"
     )
 
@@ -378,7 +378,7 @@ class HasStages:
         plan: OptimizerPlan,
         pace: Pace,
         room: Sequence[float],
-    ) -> tuple[Strategy, Outlook]:
+    ) -> tuple[Strategy, PipelineForecast]:
         """Return the strategy with explicit cuts of the network, and a forecast of its run.
 
         Args:

@@ -1,15 +1,15 @@
-"""Topologies: which worker sends to which, and the shares of each other's parameters that they take.
+"""Topologies: directed graphs of workers, with the weights of the parameters that they exchange.
 
-In every turn worker i sends to its targets, and then holds a weighted sum of what it kept and what it
-received:
+In every turn worker i sends to its targets, and then holds a weighted sum of its own and the received
+parameters:
 
     x_i' = sum_j P_ij x_j          P_ij the share of worker j's parameters that goes to worker i
 
-Columns of P add up to 1: every worker gives all of itself away, its own share included, so sums are
-conserved. Where rows do so too, the mean is conserved.
+Columns of P sum to 1: every worker distributes all of its own parameters, its own share included, so sums are
+conserved. If rows sum to 1 as well, the mean is conserved.
 
-The functions of graphs tell which workers can be reached, after how many turns a message has reached every
-worker, and how fast differences shrink (the mixing rate rho).
+Functions of graphs: reachable workers, number of turns until a message has reached every worker, and the rate
+at which differences shrink (the mixing rate rho).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ TOPOLOGIES = "polyrhythm.strategies.topologies"
 
 @dataclass(frozen=True)
 class Shares:
-    """What one worker gives and takes in one turn.
+    """Weights of one worker's exchanges in one turn.
 
     Attributes:
-        own: the part of its parameters that it keeps.
-        takes: from whom it receives, in ascending order, and the part of the sender's parameters that comes to it.
-        gives: to whom it sends, in ascending order, and the part of its own parameters that goes there.
+        own: share of its parameters that it keeps.
+        takes: senders, in ascending order, with the share of their parameters that this worker receives.
+        gives: receivers, in ascending order, with the share of its own parameters that they receive.
     """
 
     own: float
@@ -45,52 +45,52 @@ class Shares:
 
 
 class Topology(Config):
-    """A graph whose edges lead both ways, with Metropolis weights; others override what differs.
+    """An undirected graph with Metropolis weights; subclasses override what differs.
 
     Xiao, Boyd, Kim, "Distributed average consensus with least-mean-square deviation", JPDC 2007:
     `P_ij = 1 / (1 + max(degree of i, degree of j))`, which makes P symmetric and its rows and columns add up to 1.
     """
 
     def period(self, peers: int) -> int:
-        """After how many turns the schedule repeats; 1 if the graph is always the same."""
+        """Return the number of turns after which the schedule repeats; 1 if the graph is constant."""
         return 1
 
     def targets(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
-        """To whom a peer sends in a turn, in ascending order; never to itself.
+        """Return the receivers of a peer's messages in a turn, in ascending order, without itself.
 
         Args:
-            peer: the sender.
-            peers: how many there are.
-            turn: of the schedule.
+            peer: index of the sender.
+            peers: number of peers.
+            turn: turn of the schedule.
         """
         raise NotImplementedError
 
     def sources(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
-        """From whom a peer receives in a turn, in ascending order."""
+        """Return the senders of a peer's messages in a turn, in ascending order."""
         return self.targets(peer, peers, turn)
 
     def weight(self, source: int, to: int, peers: int, turn: int = 0) -> float:
-        """The part of one peer's parameters that goes to another in a turn, along an edge that there is."""
+        """Return the share of one peer's parameters that another receives in a turn, along an existing edge."""
         degrees = (len(self.targets(peer, peers, turn)) for peer in (source, to))
         return 1 / (1 + max(degrees))
 
     def own_weight(self, peer: int, peers: int, turn: int = 0) -> float:
-        """The part of its parameters that a peer keeps."""
+        """Return the share of its parameters that a peer keeps."""
         return 1.0 - sum(self.weight(peer, to, peers, turn) for to in self.targets(peer, peers, turn))
 
     def check(self, peers: int) -> None:
-        """Refuse a number of peers that this graph cannot have, and a graph in which a word does not reach everybody.
+        """Reject a number of peers that this graph does not support, and a graph that is not connected.
 
         Raises:
-            RequestError: with the reason and what would work.
+            RequestError: the message has the reason and the alternatives.
         """
         self.check_connected(peers)
 
     def check_connected(self, peers: int) -> None:
-        """Refuse a graph that falls apart.
+        """Reject a graph that is not connected.
 
         Raises:
-            RequestError: names a worker that cannot be reached, or cannot reach others.
+            RequestError: a worker cannot be reached, or cannot reach others; the message names it.
         """
         turns = range(self.period(peers))
 
@@ -111,7 +111,7 @@ class Topology(Config):
         )
 
     def shares(self, peer: int, peers: int, turn: int = 0) -> Shares:
-        """Return what one peer gives and takes in a turn."""
+        """Return the weights of one peer's exchanges in a turn."""
         return Shares(
             self.own_weight(peer, peers, turn),
             {source: self.weight(source, peer, peers, turn) for source in self.sources(peer, peers, turn)},
@@ -119,7 +119,7 @@ class Topology(Config):
         )
 
     def matrix(self, peers: int, turn: int = 0) -> Tensor:
-        """Return P, `(peers, peers)`, float64: entry `[i, j]` is the part of peer j's parameters that goes to i."""
+        """Return P, `(peers, peers)`, float64: entry `[i, j]` is the share of peer j's parameters for peer i."""
         matrix = torch.zeros(peers, peers, dtype=torch.float64)
         for peer in range(peers):
             shares = self.shares(peer, peers, turn)
@@ -142,7 +142,7 @@ class Topology(Config):
 
 
 class Circulant(Topology):
-    """A graph that looks the same from everywhere: peer i sends to i + k for every offset k, all with one weight."""
+    """A circulant graph: peer i sends to i + k for every offset k, with equal weights."""
 
     def offsets(self, peers: int, turn: int = 0) -> Sequence[int]:
         """Return the offsets of a turn, between 1 and `peers - 1`, each once."""
@@ -171,17 +171,17 @@ def _turns_to_all(topology: Topology, peers: int) -> int:
 
 
 Neighbours = Callable[[int], Sequence[int]]
-"""Maps a peer to the peers that its messages go to."""
+"""Function from a peer to the receivers of its messages."""
 
 _ROUNDING = 1e-12
 
 
 def unreached(peers: int, neighbours: Neighbours) -> int | None:
-    """Return the first peer that no path leads to from peer 0, or None.
+    """Return the first peer that is unreachable from peer 0, or None.
 
     Args:
-        peers: how many there are.
-        neighbours: of each.
+        peers: number of peers.
+        neighbours: function from a peer to its targets.
     """
     seen, waiting = {0}, [0]
     while waiting:
@@ -196,16 +196,16 @@ def turns_to_all(sources: Sequence[Sequence[Sequence[int]]]) -> int:
     """Return the number of turns after which information from any peer has reached all, if messages pass it on.
 
     Args:
-        sources: for every turn of a schedule that repeats, and every peer, whom it hears.
+        sources: senders to every peer, for every turn of a periodic schedule.
 
     Returns:
-        At the worst turn to begin with; 0 for a single peer.
+        Number of turns from the worst start; 0 for a single peer.
     """
     peers = len(sources[0])
     everybody = (1 << peers) - 1
     worst = 0
     for first in range(len(sources)):
-        known = [1 << peer for peer in range(peers)]  # one bit for each peer whose word has come
+        known = [1 << peer for peer in range(peers)]  # one bit for each peer that is known
         turns = 0
         while any(words != everybody for words in known):
             heard = sources[(first + turns) % len(sources)]
@@ -228,7 +228,7 @@ def mixing_rate(matrices: Sequence[Tensor]) -> float:
     That is the second largest modulus among the eigenvalues of the product of all matrices, per turn.
 
     Args:
-        matrices: `(N, N)` each, float64, one a turn of a schedule that repeats; columns (or rows) add up to 1.
+        matrices: `(N, N)` each, float64, one per turn of a periodic schedule; columns (or rows) sum to 1.
     """
     whole = matrices[0]
     for matrix in matrices[1:]:
@@ -236,8 +236,6 @@ def mixing_rate(matrices: Sequence[Tensor]) -> float:
     if len(whole) == 1:
         return 0.0
     if float((whole - whole.mean(1, keepdim=True)).abs().max()) < _ROUNDING:
-        return (
-            0.0  # all columns are the same: the mean itself, whose other eigenvalues are 0 but for rounding
-        )
+        return 0.0  # all columns are equal: the mean itself, with other eigenvalues of 0 up to rounding
     moduli = torch.linalg.eigvals(whole).abs().sort(descending=True).values
     return math.pow(float(moduli[1]), 1 / len(matrices))

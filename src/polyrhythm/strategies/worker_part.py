@@ -28,7 +28,7 @@ from polyrhythm.training.model_sizes import PieceSize
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 if TYPE_CHECKING:
-    from polyrhythm.partition.outlook import Outlook
+    from polyrhythm.partition.outlook import PipelineForecast
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Step:
         stop: whether this worker has received a stop request.
         share: this worker's share of a full global batch, divided by an equal share.
         plan: optimizer plan at this step, in a user's own loop that has changed more than the learning rate;
-            None: as at the start.
+            None: the initial plan.
         learning_rate: learning rate of the update, where it is known before the backward pass; else None.
     """
 
@@ -113,7 +113,7 @@ class Writes(Enum):
     LOST = "lost"
     KEPT = "kept"
     ADDED = "added"
-    IN_STEP = "in step"
+    IN_STEP = "synchronous"
 
 
 class WorkerPart:
@@ -193,7 +193,7 @@ class OverlapsBackward(BeginsEarly):
     """Base of a part that sends gradients during the backward pass."""
 
     def bucket_ready(self, bucket: int) -> None:
-        """Note that the gradients of a bucket are final, during the backward pass; buckets come in order.
+        """Note that the gradients of a bucket are final, during the backward pass; buckets are announced in order.
 
         A loop may still not call it.
         """
@@ -272,7 +272,7 @@ class CutsNetwork:
 
 @dataclass(frozen=True)
 class SharedBatch:
-    """A batch whose gradients workers compute together.
+    """A batch with gradients that several workers compute together.
 
     Attributes:
         images: images, (B, C, H, W); B may be 0.
@@ -295,7 +295,7 @@ class SharedBatch:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class PipelineContext:
     """Run parameters that determine how a network is cut into stages.
 
     Attributes:
@@ -322,9 +322,9 @@ class ComputesStages:
         outlook: forecast of the run, on rank 0, once the network is known.
     """
 
-    outlook: Outlook | None = None
+    outlook: PipelineForecast | None = None
 
-    def take_network(self, model: nn.Module, image: Tensor, around: Surroundings) -> None:
+    def take_network(self, model: nn.Module, image: Tensor, around: PipelineContext) -> None:
         """Set the network; its parameters are views of the flat vector. Called before `load_state` and `start`.
 
         Args:
@@ -414,7 +414,7 @@ class CatchesUp:
 
 
 class UsesServers:
-    """Base of a part whose parameters are on servers."""
+    """Base of a part with parameters on servers."""
 
     def let_go(self) -> None:
         """Dismiss the servers when all workers have left; called on rank 0 only."""
@@ -446,7 +446,7 @@ class TakesLocalSteps:
 
 
 class HoldsModel:
-    """Base of a part whose state holds the worker's model."""
+    """Base of a part with a state that contains the worker's model."""
 
     def model_in(self, state: State) -> Tensor | None:
         """Return the model in a worker's state, `(size,)`; None where it holds none.
@@ -467,7 +467,7 @@ class HearsOfStop:
 
 
 class Logged(HearsOfStop):
-    """Base of a part whose exchanges are entries of a log, below which all workers regroup.
+    """Base of a part with logged exchanges, below which all workers regroup.
 
     Attributes:
         exchanger: object that carries out the exchanges.
@@ -541,7 +541,7 @@ class Reassembled(NamedTuple):
 
 
 class RegroupsApart:
-    """Base of a part whose group regroups independently (`OnLoss.REGROUP_GROUP`)."""
+    """Base of a part with a group that regroups independently (`OnLoss.REGROUP_GROUP`)."""
 
     @property
     def due(self) -> bool:
@@ -630,7 +630,7 @@ class WorkerCalls:
         return self.inner.staleness
 
     @property
-    def outlook(self) -> Outlook | None:
+    def outlook(self) -> PipelineForecast | None:
         """See `ComputesStages`."""
         return None if self._stages is None else self._stages.outlook
 

@@ -96,7 +96,7 @@ class Engine(Config):
 
         Args:
             submission: the command.
-            tell: receives lines for the user.
+            tell: receiver of lines for the user.
             wait: whether to stay until the job has ended.
 
         Raises:

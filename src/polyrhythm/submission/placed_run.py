@@ -67,8 +67,8 @@ class PlacedRun:
         words: words of every rank.
         meeting: address and port of the store.
         restarts: number of times that a rank is restarted.
-        say: receives rank, stream (1 or 2) and a line that the rank has printed.
-        tell: receives lines of the run itself.
+        say: receiver of rank, stream (1 or 2) and a line that the rank has printed.
+        tell: receiver of lines of the run itself.
         hosts: hosts of every rank, the number of its machine, where several places are on one; None: a place
             is a machine.
     """

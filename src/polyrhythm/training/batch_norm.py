@@ -25,7 +25,7 @@ class BatchNorm(Config, ABC):
         """Return a network that normalises so in training; in tests, and in what it saves, it is as it was.
 
         Args:
-            model: may be changed. Its parameters and buffers stay the same objects, under the same names.
+            model: model, which may be changed. Its parameters and buffers stay the same objects, under the same names.
 
         Raises:
             RequestError: it has nothing to normalize.

@@ -67,7 +67,7 @@ def save_checkpoint(
 
     Args:
         path: path of the file, in an existing folder.
-        tensors: any shapes and devices, and all dtypes of safetensors; they may share memory.
+        tensors: tensors of any shape and device, and all dtypes of safetensors; they may share memory.
         facts: JSON-able. As usual in JSON, tuples are read as lists, and keys as texts.
         claim: claim to the folder.
 
@@ -239,7 +239,7 @@ def restoring(what: str) -> Iterator[None]:
 def _instead_of(path: Path) -> str:
     for other in checkpoints(path.parent):
         if other.name != path.name and _is_whole(other):
-            return f"; the newest whole one beside it is {other}"
+            return f"; the newest complete one next to it is {other}"
     return ""
 
 

@@ -35,11 +35,11 @@ class ClosedLoopSGD(torch.optim.Optimizer):
     """SGD with the momentum of the module's rule, of each parameter by itself.
 
     Args:
-        params: as for every `torch.optim` optimizer.
+        params: parameters, as for every `torch.optim` optimizer.
         options: options of all groups without their own.
 
     Attributes:
-        options: all that there are, with their defaults; `window`: points that are kept, so that ages up to two fewer
+        options: all options, with their defaults; `window`: points that are kept, so that ages up to two fewer
             can be measured.
         age: updates between the reading of the parameters at which the next gradient was computed, and its update;
             None: unknown, as where several gradients make one update. Nothing is measured then.

@@ -94,7 +94,7 @@ class Span:
 
     Attributes:
         start: position of its first number.
-        stop: one past its last number.
+        stop: end index, exclusive.
         options: options of the optimizer's `param_groups` entry, without the parameters.
     """
 
@@ -221,7 +221,7 @@ class FlatOptimizer:
             gradient: `(n,)`, not changed.
             learning_rate: learning rate to which that of every span has its ratio to `rate`.
             spans: spans with their options; ordered, without overlap.
-            rate: as the spans' learning rates are given.
+            rate: learning rate that the spans' learning rates are relative to.
         """
         self._cut([span.start for span in spans] + [span.stop for span in spans])
         for span in spans:
@@ -420,7 +420,7 @@ def unpack_optimizer_state(
         optimizer: optimizer of the same class and over parameters of the same shapes as the packed one; changed in
             place.
         tensors: result of `pack_optimizer_state`.
-        facts: the same; may have been through JSON.
+        facts: facts of that result; may have been through JSON.
 
     Raises:
         RequestError: the state is of another optimizer, or of other parameters; the optimizer is unchanged.

@@ -47,7 +47,7 @@ class Bucket:
 
     Attributes:
         start: start of its first number in the vector.
-        stop: one past its last number; bucket 0 ends with the tail.
+        stop: end index, exclusive; bucket 0 ends with the tail.
         parameters: positions of its parameters in `FlatParameters.views`.
     """
 
@@ -106,10 +106,10 @@ class FlatParameters:
         gradients_and_tail: `(size + 2,)`, the same for gradients.
         views: the parameters in the model's order.
         buckets: buckets in the order in which the backward pass fills them.
-        stands_for: as given.
-        shapes: as given; None where each parameter stands for itself.
-        without_gradient: positions of the parameters whose gradient is None in the present step; that in the vector is
-            zero. Kept by loops that users write.
+        stands_for: the argument of that name.
+        shapes: the argument of that name; None where each parameter stands for itself.
+        without_gradient: positions of the parameters with gradient None in the present step; the vector has zeros
+            there. Kept by loops that users write.
         change: `(size,)`, movement of the parameters by such a loop since the last update; None: there is
             none.
         still: whether all are zeros for good, so that they need not be written.
@@ -178,7 +178,7 @@ class FlatParameters:
 
         Args:
             model: model with these parameters.
-            also: as at the start, of all that may be trained.
+            also: further parameters that may be trained, as at the start.
         """
         self.__dict__.update(FlatParameters(model, self._bucket_bytes, also=also, mixed=True).__dict__)
 

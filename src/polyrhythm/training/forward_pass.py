@@ -72,7 +72,7 @@ def check_execution(
 
     Args:
         execution: execution to try.
-        make_model: makes the network, on the CPU.
+        make_model: function that makes the network, on the CPU.
         image_shape: (C, H, W).
         device: device where it will be trained.
 
@@ -188,7 +188,7 @@ class Precision:
         device: device where the model is.
 
     Attributes:
-        dtype: as given.
+        dtype: the argument of that name.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -310,7 +310,7 @@ def check_learns_alone(make_model: Callable[[], nn.Module], image_shape: tuple[i
     """Refuse a network that takes statistics of a batch of one image, and finds one number a channel.
 
     Args:
-        make_model: makes it, on the CPU.
+        make_model: function that makes it, on the CPU.
         image_shape: (C, H, W).
 
     Raises:
@@ -323,7 +323,7 @@ def check_learns_alone(make_model: Callable[[], nn.Module], image_shape: tuple[i
         except ValueError as error:
             model(torch.zeros(2, *image_shape))
             raise RequestError(
-                f"a worker's batches have a single picture, of which batch normalisation has no statistics ({error}): "
+                f"a worker's batches have a single image, which has no batch-norm statistics ({error}): "
                 "ask for a larger batch_size, or for fewer workers"
             ) from None
 

@@ -59,7 +59,7 @@ class Pass:
     Attributes:
         images: number of images.
         scores: computes the network's outputs once more, (B, K) or (B, R, K), with the same random numbers.
-        loss: gives the mean loss of outputs, ().
+        loss: function that returns the mean loss of outputs, ().
     """
 
     images: int
@@ -79,7 +79,7 @@ class JointOptimizer(torch.optim.Optimizer):
         options: options of all groups without their own.
 
     Attributes:
-        options: all that there are, with their defaults.
+        options: all options, with their defaults.
         observes: whether it is shown forward passes.
         compares: whether it needs each worker's own gradient.
         workers: workers with data that count.
@@ -155,8 +155,8 @@ class SteppedOnModel:
     """A `JointOptimizer` as the owner of a model's whole vector steps it.
 
     Args:
-        optimizer: over the model's parameters.
-        flat: these.
+        optimizer: optimizer over the model's parameters.
+        flat: flat parameters of the model.
 
     Attributes:
         inner: the optimizer.

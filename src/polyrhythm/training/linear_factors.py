@@ -24,7 +24,7 @@ class LinearFactors:
 
     Args:
         model: model with the layers to be hooked.
-        starts: starts of parameters in the flat vector, by their `id`; layers of other weights are left out.
+        starts: starts of parameters in the flat vector, by their `id`; layers with other weights are ignored.
 
     Raises:
         RequestError: there are no such layers.

@@ -109,9 +109,9 @@ def fit(
 def choose_strength(
     features: Tensor, labels: Tensor, classes: int, strengths: Sequence[float] = STRENGTHS
 ) -> Choice:
-    """Return the strength with the least log loss of images that were left out; of equals the strongest.
+    """Return the strength with the least log loss of held-out images; of equals the strongest.
 
-    Images, not views, are left out, and they are scored by their first view.
+    Images, not views, are held out, and they are scored by their first view.
 
     Args:
         features: (views, n, D); the first view is the image as it is.

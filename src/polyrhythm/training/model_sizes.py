@@ -119,7 +119,7 @@ def shapes_alone(make_model: Callable[[], nn.Module], image_shape: tuple[int, in
     """Return a network on the meta device, with shapes but no numbers; None where it looks at numbers.
 
     Args:
-        make_model: makes it, of random numbers or others.
+        make_model: function that makes it, with any weights.
         image_shape: (C, H, W) of an image.
     """
     try:
@@ -168,7 +168,7 @@ def time_shares(
 
     Args:
         model: model with the parameters of `flat`.
-        flat: has the buckets.
+        flat: flat parameters with the buckets.
         image_shape: (C, H, W) of an image.
     """
     if len(flat.buckets) == 1:

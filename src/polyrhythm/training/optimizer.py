@@ -80,7 +80,7 @@ class ParameterwiseOptimizer(torch.optim.Optimizer):
         options: options of all groups without their own.
 
     Attributes:
-        options: all that there are, with their defaults.
+        options: all options, with their defaults.
     """
 
     options: ClassVar[dict[str, Any]]

@@ -145,7 +145,7 @@ class OptimizerPlan:
         if cut and self.kind in LAYERWISE:
             raise RequestError(
                 f"{self.kind} looks at whole layers, and a server's shard cuts one: use one server, or a strategy "
-                "whose workers update the whole model, such as synchronous"
+                "with workers that update the whole model, such as synchronous"
             )
         inside = [
             Span(max(span.start, start) - start, min(span.stop, stop) - start, span.options)
@@ -237,8 +237,8 @@ class OwnOptimizer:
     param groups are the user's, in which schedulers may change any option.
 
     Args:
-        optimizer: over the model's parameters.
-        flat: these.
+        optimizer: optimizer over the model's parameters.
+        flat: flat parameters of the model.
 
     Attributes:
         inner: the optimizer.
@@ -343,8 +343,8 @@ class SGDAtOnce:
     The momenta stay in the optimizer's state, as views of one vector.
 
     Args:
-        optimizer: over the model's parameters.
-        flat: these.
+        optimizer: optimizer over the model's parameters.
+        flat: flat parameters of the model.
     """
 
     def __init__(self, optimizer: torch.optim.SGD, flat: FlatParameters) -> None:
@@ -413,7 +413,7 @@ def check_shards(optimizer: torch.optim.Optimizer, model: nn.Module, count: int)
     """Refuse to cut a model into shards that the optimizer cannot work on, before anything starts.
 
     Args:
-        optimizer: over the model's own parameters.
+        optimizer: optimizer over the model's own parameters.
         model: model; its parameters become views of one vector.
         count: count of the shards.
 
@@ -478,7 +478,7 @@ class SlicedOptimizer:
         Args:
             number: number of the slice.
             gradient: gradient of the slice's shape, not changed.
-            learning_rate: as for `FlatOptimizer.step`.
+            learning_rate: see `FlatOptimizer.step`.
         """
         self.parts[number].step(gradient, learning_rate)
 

@@ -83,7 +83,7 @@ def general(
     """Return the invariants of every strategy: progress, monotone versions, and every step in its turn.
 
     Args:
-        strategy: strategy whose traits decide what a step may leave out.
+        strategy: strategy; its traits decide what a step may omit.
         conditions: conditions of the run.
         every_step: invariants that replace `EveryStep` over all workers.
     """
@@ -156,7 +156,7 @@ class Replicas(Invariant):
             self._check_first(event, number, step)
         elif event.step < step or differing(first, event.vector):
             raise Violation(
-                "a replica beside the others of its group",
+                "a replica that differs from the others of its group",
                 event.rank,
                 event.time_s,
                 expected=f"step {step} and the same bits",
@@ -248,7 +248,7 @@ class LateReplicas(Invariant):
             return
         beyond = [taken for taken in self._steps[event.step + 1 :] if not taken.finishers.isdisjoint(there)]
         if event.step > latest or beyond:
-            self._refuse(event, f"a step beside step {latest} of the others", 0)
+            self._refuse(event, f"a step other than step {latest} of the others", 0)
         del self._steps[event.step + 1 :]
 
     def _before_next(self, event: Stepped, view: _Membership) -> Tensor:
@@ -373,7 +373,7 @@ class LocalModels(Invariant):
 
         w_i(s) = w_i(s-1) - g_i(s)                          between two means
         w_i(s) = mean over members j of w_j(s-1) - g_j(s)   at a mean; a worker that joined since the last one does not
-                                                            count, unless no other is left
+                                                            count, unless no other remains
 
     Args:
         conditions: conditions of the run; without known gradients nothing is checked.
@@ -436,7 +436,7 @@ class LocalModels(Invariant):
     def _doubtful(self, step: int, there: dict[int, int]) -> list[Tensor]:
         """Return the contributions that a mean may contain or not.
 
-        A worker whose first step ends with a mean counts if it arrived before the others took that step. A
+        A worker with a first step that ends with a mean counts if it arrived before the others took that step. A
         worker that has been replaced may have taken part, or was lost before.
         """
         new = [member for member in there.items() if member not in self._brought]

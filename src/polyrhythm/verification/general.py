@@ -83,7 +83,7 @@ class Versions(Invariant):
 
 
 class EveryStep(Invariant):
-    """No step is left out, and none is taken twice by the same generation.
+    """No step is skipped, and none is taken twice by the same generation.
 
     A step of a worker is a batch. So every sample is seen, unless it belongs to a step of a worker that was lost, from
     the step on that the worker had reached.

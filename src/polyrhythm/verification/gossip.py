@@ -231,7 +231,7 @@ class MatrixMixing(Invariant):
         chosen = next((each for each in tried if _is_mean(each, event.vector)), None)
         certain = any(all(float(share.mass) for share in found) for found in bringing.values())
         if chosen is None and (certain or not self._was_handed_on(event.vector)):
-            self._refuse(event, "the mean of what those hold who are left, by their masses")
+            self._refuse(event, "the mean of the remaining workers, weighted by their masses")
         bring = zip(bringing, chosen, strict=True) if chosen is not None else ()
         learned = {rank: share.learned for rank, share in bring}
         places = [
@@ -273,9 +273,7 @@ class MatrixMixing(Invariant):
         return RuleOfTurns(places, matrices, point, gradient_first=self._first, delay=self._delay)
 
     def _refuse(self, event: Regrouped, expected: str) -> None:
-        raise Violation(
-            "where it begins anew", event.rank, event.time_s, expected=expected, found="another point"
-        )
+        raise Violation("its new start", event.rank, event.time_s, expected=expected, found="another point")
 
 
 def _is_mean(shares: tuple[_Share, ...], point: Tensor) -> bool:
@@ -358,7 +356,7 @@ class Exchanges(Invariant):
                 expected=f"one to {place.partners}" if place.active else "none of a passive worker",
                 found=f"one of step {event.message.step}",
             )
-        assert event.message.tensor is not None, "who asks sends its parameters"
+        assert event.message.tensor is not None, "a request contains parameters"
         question = _Question((event.to, event.to_generation), event.message.tensor.double())
         self._open.setdefault(who, []).append(question)
 

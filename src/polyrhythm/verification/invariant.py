@@ -152,7 +152,7 @@ class Ended:
         steps: steps that every worker had to take, or takes on average where batches are drawn.
         survivors: ranks of the workers that were alive at the end.
         generations: generation of each survivor, by rank.
-        taken: with dynamic batches: steps of every worker, by rank.
+        taken: steps of every worker, by rank, with dynamic batches.
     """
 
     time_s: float
@@ -226,7 +226,7 @@ class Watch:
     """Pass events to invariants; implements `Observer`.
 
     Args:
-        invariants: receive all events, in order.
+        invariants: receiver of all events, in order.
         roles: ranks by role.
         now: virtual time, in seconds.
         ranks: returns the simulated ranks; the latest of every number counts.

@@ -54,7 +54,7 @@ class Answers(Invariant):
             self._open[key] -= 1
             if self._open[key] < 0:
                 raise Violation(
-                    f"an answer of rank {event.source} to a question of another, or of nobody",
+                    f"an answer of rank {event.source} to a question of another rank, or to none",
                     event.to,
                     event.time_s,
                     expected=f"none for generation {event.to_generation}, which has no open question",
@@ -450,7 +450,7 @@ class ClockBound(Invariant):
         clock = self._clocks[event.server][to]
         if clock - self._s > slowest:
             raise Violation(
-                f"the step with which rank {to} may go on",
+                f"the step with which rank {to} may continue",
                 event.server,
                 event.time_s,
                 expected=f"at most {slowest + self._s}, the slowest being at {slowest}",
@@ -535,7 +535,7 @@ def serving_invariants(
         consistency: consistency of the servers.
         handling: handling of gradients.
         in_step: whether all workers are at the same step at all times.
-        behind: as in `Ledger`, where it is not always the same for a pusher.
+        behind: see `Ledger`, where it is not always the same for a pusher.
     """
     drops = consistency.drops and not consistency.in_step()
     staleness = Staleness(drops=drops, doubts=handling.aggregator.whole and in_step)

@@ -115,7 +115,7 @@ def stopped(spec: str, folder: Path) -> Seen:
     events = played(job_of(spec, folder, silence_s=SILENCE_S), *stages)
     _was_asked_to_stop(events)
     assert not [event for event in events if isinstance(event, WorkerLost)]
-    return Seen(Outcome.NAMED, _first("has said nothing for", events))
+    return Seen(Outcome.NAMED, _first("has been silent for", events))
 
 
 def _was_asked_to_stop(events: list[Event]) -> None:

@@ -116,6 +116,6 @@ def to_and_fro(rank: int, then: Callable[[], None] = nothing) -> tuple[Stage, ..
     name = rf"^worker {rank} \(rank {rank}\)"
     return (
         (steps_of(rank), send(rank, signal.SIGSTOP)),
-        (said(rf"{name} has said nothing for"), send(rank, signal.SIGCONT)),
+        (said(rf"{name} has been silent for"), send(rank, signal.SIGCONT)),
         (said(rf"{name} is back after"), then),
     )

@@ -62,7 +62,7 @@ def disk_full(spec: str, folder: Path) -> Seen:
         assert all(
             text.startswith(f"cannot write checkpoint {disk}/{FOLDER}/step-")
             and text.endswith(
-                ": No space left on device; older checkpoints are untouched, and training goes on"
+                ": No space left on device; older checkpoints are untouched, and training continues"
             )
             for text in notices
         ), notices
@@ -87,6 +87,6 @@ def damaged(spec: str, folder: Path) -> Seen:
     newest.write_bytes(content)
     events = played(resumed(job))
     (notice,) = [event.text for event in events if isinstance(event, Notice) and newest.name in event.text]
-    assert "and the run goes on from that: epoch 2, step" in notice, notice
+    assert "and the run continues from that: epoch 2, step" in notice, notice
     assert result_of(events)["epochs"] == 3
     return Seen(Outcome.OLDER, notice)

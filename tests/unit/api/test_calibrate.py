@@ -65,7 +65,7 @@ def test_a_step_time_and_a_server_come_back_from_what_they_would_give(tmp_path: 
 
 
 def test_more_unknowns_than_measurements_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"2 unknowns .* cannot be told from 1 measurements"):
+    with pytest.raises(RequestError, match=r"2 unknowns .* cannot be determined from 1 measurements"):
         calibrate(
             cluster="office", throughput=["1 worker: 32"], unknowns=["step_time", "nic_bandwidth"], **JOB
         )

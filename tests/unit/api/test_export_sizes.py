@@ -80,9 +80,9 @@ def test_a_network_with_a_global_pooling_takes_any_size(tmp_path: Path) -> None:
 def test_what_a_network_cannot_be_is_said(tmp_path: Path) -> None:
     weights = _saved(tmp_path, "lenet5(widths=[4, 4], hidden=8)", 16)
     with pytest.raises(
-        RequestError, match="takes pictures of 16 by 16 only: leave --any-size out, or give --dense"
+        RequestError, match="accepts images of 16 by 16 only: leave --any-size out, or give --dense"
     ):
         polyrhythm.export(weights, tmp_path / "model.pt2", any_size=True)
-    with pytest.raises(RequestError, match=r"takes pictures of one size: name an \.onnx or a \.pt file"):
+    with pytest.raises(RequestError, match=r"supports images of one size: name an \.onnx or a \.pt file"):
         polyrhythm.export(weights, tmp_path / "model.pt2", dense=True)
     assert not (tmp_path / "model.pt2").exists()

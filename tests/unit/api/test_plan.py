@@ -133,7 +133,7 @@ def test_the_pareto_choices_are_those_that_none_beats_in_both() -> None:
         ({"optimise": "beauty"}, "optimise is time or money"),
         ({"strategy": "synchronous"}, "leave --strategy out"),
         ({"trials": 0}, "must be at least 1"),
-        ({"batch_sizes": [32, 64]}, "does not say how step times grow with the batch"),
+        ({"batch_sizes": [32, 64]}, "does not specify how step times grow with the batch"),
         ({"workers": [99], "strategies": "synchronous"}, "99 workers do not fit"),
         ({"strategies": "synchronos"}, "did you mean synchronous"),
         ({"strategies": 'synchronous; stages("easgd until 0.5; synchronous")'}, "compare has rows of stages"),
@@ -161,7 +161,10 @@ def test_a_plan_ranks_what_its_trials_have_shown(tmp_path: Path) -> None:
     assert best.reached == best.trials == 1
     assert found.pareto == [best]
     assert "--strategy synchronous --workers 1 --until top1=0.5 --epochs 3" in best.command
-    assert "polyrhythm plan --cluster ut_austin" in (tmp_path / "plan" / "report.html").read_text()
+    command = (
+        "polyrhythm plan --cluster ut_austin --target top1=0.5 --strategies synchronous --workers 1 --seeds 1"
+    )
+    assert command in (tmp_path / "plan" / "report.html").read_text()
     assert "images/s on 1 host" in found.explained(best)
     assert json.loads((tmp_path / "plan" / "plan.json").read_text())["choices"][0]["workers"] == 1
 
@@ -360,8 +363,8 @@ def test_machines_of_a_price_list_are_candidates(tmp_path: Path) -> None:
     ("machines", "message"),
     [
         ("quik", "did you mean quick"),
-        ("unknown", "does not say what unknown is: give it cores"),
-        ("card", "does not say what card is: give it speed"),
+        ("unknown", "does not describe unknown: give it cores"),
+        ("card", "does not describe card: give it speed"),
     ],
 )
 def test_machines_that_are_not_known_are_refused(machines: str, message: str, tmp_path: Path) -> None:

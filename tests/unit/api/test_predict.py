@@ -96,10 +96,10 @@ def test_a_grey_network_sees_grey(tmp_path: Path, picture: Path) -> None:
 
 def test_requests_that_cannot_be(tmp_path: Path, picture: Path) -> None:
     path = _saved(tmp_path / "w.safetensors")
-    with pytest.raises(RequestError, match="there is no picture"):
+    with pytest.raises(RequestError, match="there is no image"):
         polyrhythm.predict(tmp_path / "gone.png", path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RequestError, match="there are no pictures"):
+    with pytest.raises(RequestError, match="there are no images"):
         polyrhythm.predict(tmp_path / "empty", path)
     with pytest.raises(RequestError, match=r"w\.safetensors cannot be read \(not an image\)"):
         polyrhythm.predict(path, path)
@@ -253,5 +253,5 @@ def test_options_that_cannot_be(
 def test_views_of_more_than_training_saw_say_so(tmp_path: Path, folder: Path) -> None:
     path = _saved(tmp_path / "w.safetensors", **IMAGENET)
     dense = polyrhythm.evaluate(path, data=str(folder), image_size=16, dense=True)
-    assert dense["region"] == "whole pictures, where training saw the square in their middle"
+    assert dense["region"] == "whole images; training used the center square"
     assert "region" not in polyrhythm.evaluate(path, data=str(folder), image_size=16, flip=True)

@@ -106,7 +106,7 @@ def test_what_is_no_picture_is_said_so(ask: Asked) -> None:
     status, text = ask("POST", "/predict", b"no picture")
     assert (status, json.loads(text)["error"]) == (
         400,
-        "the picture cannot be read (not an image): repair it, or leave it out",
+        "the image cannot be read (not an image): repair it, or leave it out",
     )
 
 
@@ -132,7 +132,7 @@ def test_a_picture_that_does_not_arrive_in_time_is_refused(
 ) -> None:
     monkeypatch.setattr(predict_page, "RECEIVED_S", 0.05)
     status, text = ask("POST", "/predict", b"some", **{"Content-Length": "100"})
-    assert (status, json.loads(text)["error"]) == (408, "the picture has not arrived in time")
+    assert (status, json.loads(text)["error"]) == (408, "the image has not arrived in time")
     assert ask("POST", "/predict", **{"Content-Length": "9" * 5000})[0] == 413
 
 

@@ -11,7 +11,7 @@ from polyrhythm.errors import RequestError
 
 def test_a_run_on_shared_memory_is_refused():
     config = configure({"data": "digits", "model": "mlp", "strategy": "hogwild", "workers": 2})
-    with pytest.raises(RequestError, match="whose workers share memory: who read what when is not recorded"):
+    with pytest.raises(RequestError, match="with shared memory: the order of reads is not recorded"):
         _job(Path("runs/one"), config, None)
 
 

@@ -104,9 +104,9 @@ def test_an_observer_that_cannot_write_ends_no_run_and_is_named(
     )
     said = capsys.readouterr().err
     assert (
-        f"FullDisk could not write {len(seen) + 1} times (No space left on device); the run went on" in said
+        f"FullDisk could not write {len(seen) + 1} times (No space left on device); the run continued" in said
     )
-    assert "Kept could not write 1 time (No space left on device); the run went on" in said
+    assert "Kept could not write 1 time (No space left on device); the run continued" in said
 
 
 def test_half_a_record_of_tensorboard_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

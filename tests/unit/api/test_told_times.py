@@ -28,7 +28,7 @@ def _job(count: int, side: int, epochs: int) -> Job:
 def test_the_time_of_a_short_run_is_said_and_of_a_long_one_what_is_quicker() -> None:
     job = _job(20, 64, 3)
     assert expected_time(job, 90) == (
-        "about 0:01:30 on this machine, by one measured step: 3 epochs of 20 pictures at 64 by 64 pixels"
+        "about 0:01:30 on this machine, by one measured step: 3 epochs of 20 images at 64 by 64 pixels"
     )
     told = expected_time(job, 7200)
     assert "--image-size 32 takes about 0:30:00" in told
@@ -113,7 +113,7 @@ def test_few_steps_of_few_pictures_are_told_and_what_makes_more(tmp_path: Path) 
     # 24 pictures to learn from, by 2 workers: a step an epoch, and with 8 a worker two
     assert told() == (
         "20 steps in all, 1 step an epoch, are few for a network that starts from random weights: --batch-size 8 makes "
-        "40 of the same pictures"
+        "40 of the same images"
     )
     assert told(batch_size=16) is None  # whoever says how to learn
     pair = (torch.zeros(24, 1, 16, 16), torch.arange(24) % 2)

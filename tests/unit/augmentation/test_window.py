@@ -34,7 +34,7 @@ def test_a_window_of_the_whole_picture_is_the_picture():
 
 
 def test_a_window_that_does_not_fit_is_refused():
-    with pytest.raises(RequestError, match="a window of 8 pixels does not fit into pictures of 9 by 7"):
+    with pytest.raises(RequestError, match="a window of 8 pixels does not fit into images of 9 by 7"):
         Window(size=8)(torch.zeros(1, 3, 9, 7), Draws(torch.arange(1)), UNIT)
 
 

@@ -25,7 +25,7 @@ WRONG = {
     "nothing": (["none"], "nothing to preview: name an augmentation"),
     "format": (
         ["flip", "--preview", "sheet.txt"],
-        "sheet.txt has no ending of a picture format: name it sheet.png",
+        "sheet.txt has no suffix of an image format: name it sheet.png",
     ),
     "too many": (["flip", "--pictures", "100000"], "pictures must be from 1 to 100, as one sheet can show"),
     "folder": (["flip", "--preview", "nowhere/sheet.png"], "there is no folder nowhere: make it first"),

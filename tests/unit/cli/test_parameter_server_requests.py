@@ -14,7 +14,7 @@ WRONG = {
     "dc_asgd(variant=b)": "variant should be 'c' or 'a' (given 'b')",
     "dc_asgd(lambda0=-1)": "lambda0 should be greater than or equal to 0 (given -1)",
     "parameter_server(consistency=synchronous, aggregator=krum)": "krum needs at least 5 gradients an update, and "
-    "there are 3: ask for 5 workers that go in step, or for a smaller f",
+    "there are 3: ask for 5 synchronous workers, or for a smaller f",
     "parameter_server(aggregator=bulyan)": "asynchronous makes an update of every single one: use "
     "consistency=synchronous",
     "parameter_server(merge=delay_compensate)": "unknown merge rule 'delay_compensate': did you mean "
@@ -42,6 +42,6 @@ def test_an_optimiser_of_whole_layers_is_refused_where_a_shard_cuts_one(
 ) -> None:
     complaint = refused("train", *TINY, "--strategy", "parameter_server(servers=2)", "--optimizer", optimizer)
     assert (
-        "looks at whole layers, and a server's shard cuts one: use one server, or a strategy whose"
+        "looks at whole layers, and a server's shard cuts one: use one server, or a strategy with"
         in complaint
     )

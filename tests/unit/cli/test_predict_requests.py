@@ -11,7 +11,7 @@ import pytest
 def test_what_a_page_does_not_take(option: list[str], refused: Callable[..., str]) -> None:
     name = "IMAGE" if option == ["a.png"] else option[0]
     assert refused("predict", "--weights", "x", "--serve", *option) == (
-        f"{name} is not for --serve, to which pictures are given: leave it out"
+        f"{name} is not for --serve, which receives images: leave it out"
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from polyrhythm.cli.main import _status
 
 WRONG = {
-    "steps": (["--steps", "4"], "a median of 4 steps says little: measure at least 5"),
+    "steps": (["--steps", "4"], "a median of 4 steps is too noisy: measure at least 5"),
     "folder": (["--out", "nowhere/profile.yaml"], "there is no folder nowhere: make it first"),
     "model": (["--model", "lenet55", "--data", "digits"], "unknown model 'lenet55': did you mean lenet5"),
 }

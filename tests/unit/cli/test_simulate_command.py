@@ -46,7 +46,7 @@ WRONG = {
     ),
     "steps and epochs": (
         ["--cluster", "office", "--gradients", "none", "--steps", "3"],
-        "--steps and --epochs both say how long: give one of them",
+        "--steps and --epochs both set the length: give one of them",
     ),
     "precision without gradients": (
         ["--cluster", "office", "--gradients", "none", "--precision", "float32"],

@@ -33,7 +33,7 @@ def test_a_slice_that_begins_anywhere_is_packed():
 
 
 def test_a_payload_of_another_length_is_refused():
-    with pytest.raises(MalformedMessage, match="2 bytes came for 9 codes of 2 bits, which take 3"):
+    with pytest.raises(MalformedMessage, match="2 bytes arrived for 9 codes of 2 bits, which take 3"):
         unpack(torch.zeros(2, dtype=torch.uint8), 9, 2)
 
 

@@ -110,4 +110,4 @@ def test_a_run_tells_the_share_of_hits_and_learns_the_same(pictures: Path, tmp_p
     assert "cache" not in told["none"]
     assert told["auto"]["parameters_sha256"] == told["none"]["parameters_sha256"]
     page = (tmp_path / "auto" / "report.html").read_text()
-    assert "66.7 % of the 36 training images that were asked for came decoded from memory (0.0 MB)" in page
+    assert "66.7 % of the 36 requested training images were served decoded from memory (0.0 MB)" in page

@@ -40,7 +40,7 @@ def test_a_scale_alone_is_a_window() -> None:
 def test_sizes_are_tried_out_before_anything_starts() -> None:
     grows = "progressive(sizes=[4, 6], until=[0.3, 0.6])"
     assert str(job(size_schedule=grows, epochs=10).learning.size_schedule) == grows
-    with pytest.raises(RequestError, match="shows pictures of 4 pixels, which the model cannot take"):
+    with pytest.raises(RequestError, match="has images of 4 pixels, which the model does not support"):
         job(size_schedule=grows, epochs=10, model="mlp")
     with pytest.raises(RequestError, match="9 pixels are more than the 8"):
         job(size_schedule="progressive(sizes=[9], until=[0.5])")

@@ -88,7 +88,7 @@ def test_pictures_of_any_data_can_be_scaled_up_and_cut() -> None:
 
 
 def test_a_window_larger_than_the_scale_is_refused(folder: Path) -> None:
-    with pytest.raises(RequestError, match="windows of 48 pixels cannot be cut out of pictures of scale 40"):
+    with pytest.raises(RequestError, match="windows of 48 pixels cannot be cut out of images of scale 40"):
         open_data(str(folder), image_size=48, scale=40)
 
 

@@ -150,7 +150,7 @@ def test_compression_is_pillows() -> None:
     Image.fromarray(content).save(file, "JPEG", quality=15)
     expected = torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1)[None] / 255
     torch.testing.assert_close(_corruption("jpeg_compression")(picture, 3, torch.tensor([0]), UNIT), expected)
-    with pytest.raises(RequestError, match="pictures of 2 channels"):
+    with pytest.raises(RequestError, match="images of 2 channels"):
         _corruption("jpeg_compression")(picture[:, :2], 1, torch.tensor([0]), UNIT)
 
 

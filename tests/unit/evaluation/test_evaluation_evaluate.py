@@ -115,7 +115,7 @@ def test_training_goes_on_after_a_test_of_a_network_that_caches():
 
 
 def test_a_model_for_other_classes_is_refused():
-    with pytest.raises(RequestError, match="tells 4 classes apart, but the data have 3"):
+    with pytest.raises(RequestError, match="has 4 classes, but the data have 3"):
         evaluate(_model(4), _split(20, 3), classes="abc")
 
 

@@ -113,5 +113,5 @@ def test_a_run_that_people_stop_is_interrupted_however_few_are_left() -> None:
     events, error = watched(3, (0, -signal.SIGKILL), stopped=True)
     assert (outcomes(events), error) == (["interrupted"], "")
     assert [event.text for event in events if isinstance(event, Notice)] == [
-        "worker 2 (rank 2) was killed by SIGKILL; the others go on"
+        "worker 2 (rank 2) was killed by SIGKILL; the others continue"
     ]

@@ -56,10 +56,14 @@ def test_places_are_as_the_launcher_says_or_as_one_knows_where_nobody_says() -> 
     [
         ("synchronous", ""),
         ("parameter_server", ""),
-        ("mixed", "mixed goes on without a worker under polyrhythm train only, not in a loop of your own"),
+        (
+            "mixed",
+            "mixed survives the loss of a worker under polyrhythm train only, not in a loop of your own",
+        ),
         (
             "mixed(inside=local_sgd)",
-            "mixed(inside=local_sgd) goes on without a worker under polyrhythm train only, not in a loop of your own",
+            "mixed(inside=local_sgd) survives the loss of a worker under polyrhythm train only, not in a "
+            "loop of your own",
         ),
     ],
 )

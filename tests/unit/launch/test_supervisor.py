@@ -62,7 +62,7 @@ LEADER, FIRST, SECOND, SERVER, OTHER_SERVER = (Peer(rank, 0) for rank in range(5
 
 
 def too_few(left: int) -> RunError:
-    return RunError(f"{left} workers are left")
+    return RunError(f"{left} workers remain")
 
 
 def of_train(
@@ -131,7 +131,7 @@ class TestLosses:
             Announce(FIRST, SERVER),
             Vacate(1, coming=True),
             Tell(
-                "worker 1 (rank 1) was killed by SIGKILL; the others go on, and it is started again in 0.5 s "
+                "worker 1 (rank 1) was killed by SIGKILL; the others continue, and it is started again in 0.5 s "
                 "(restart 1 of 2)"
             ),
         ]
@@ -148,9 +148,9 @@ class TestLosses:
 
     def test_without_a_restart_left_the_others_go_on_alone(self) -> None:
         run = of_train(restarts=0)
-        orders = run.on(Exited(FIRST, 3, cause="had said nothing for 9 s, and was taken for lost"), 1.0)
+        orders = run.on(Exited(FIRST, 3, cause="had been silent for 9 s, and was evicted"), 1.0)
         assert said(orders) == [
-            "worker 1 (rank 1) had said nothing for 9 s, and was taken for lost; the others go on"
+            "worker 1 (rank 1) had been silent for 9 s, and was evicted; the others continue"
         ]
         assert Vacate(1, coming=False) in orders
         assert run.next_s is None
@@ -187,13 +187,13 @@ class TestLosses:
         run = of_train()
         assert run.on(Failed(FIRST, PEER, "rank 3 is gone"), 10.0) == []
         orders = run.on(Exited(FIRST, 1), 10.1)
-        assert said(orders)[0].startswith("worker 1 (rank 1) failed: rank 3 is gone; the others go on")
+        assert said(orders)[0].startswith("worker 1 (rank 1) failed: rank 3 is gone; the others continue")
 
     def test_two_servers_that_hold_the_same_shard_cannot_both_be_lost(self) -> None:
         run = of_train(THREE_AND_TWO, "parameter_server(servers=2, replicas=2)", restarts=5)
         orders = run.on(Exited(SERVER, KILLED), 10.0)
         assert said(orders) == [
-            "server 0 (rank 3) was killed by SIGKILL; who has its shards as well goes on with them, and it is "
+            "server 0 (rank 3) was killed by SIGKILL; another server with its shards continues with them, and it is "
             "started again in 0.5 s (restart 1 of 5)"
         ]
         assert run.on(Exited(OTHER_SERVER, KILLED), 10.1) == []
@@ -225,7 +225,7 @@ class TestLeader:
         run = of_train(RoleAssignment((0, 1, 2)), "synchronous")
         orders = run.on(Exited(LEADER, KILLED), 10.0)
         assert said(orders) == [
-            "worker 0 (rank 0) was killed by SIGKILL; the others wait for its successor, and it is started again "
+            "worker 0 (rank 0) was killed by SIGKILL; the others wait for its replacement, and it is started again "
             "at once (restart 1 of 2)"
         ]
         assert starts(orders) == [Start(Peer(0, 1), {1: 0, 2: 0})]
@@ -278,7 +278,7 @@ class TestStopping:
         run = of_train(began=False)
         assert run.on(StopAsked(), 0.1) == []
         assert said(run.on(Exited(FIRST, KILLED), 0.2)) == [
-            "worker 1 (rank 1) was killed by SIGKILL; the others go on"
+            "worker 1 (rank 1) was killed by SIGKILL; the others continue"
         ]
         assert run.next_s is None
 
@@ -296,7 +296,7 @@ class TestStopping:
         assert orders[-1] == Stop()
         assert run.failure is None  # worker 0 has yet to stop
         run.on(Ended("interrupted"), 2.0)
-        assert str(run.failure) == "2 workers are left"
+        assert str(run.failure) == "2 workers remain"
         for peer in (LEADER, FIRST):
             run.on(Exited(peer, 0), 2.1)
         assert ended(run.on(Exited(SERVER, 0), 2.2)) is run.failure
@@ -306,7 +306,7 @@ class TestStopping:
         run.on(Exited(FIRST, KILLED), 1.0)
         run.on(Exited(SECOND, KILLED), 1.1)
         run.on(Ended("interrupted"), 2.0)
-        assert str(run.failure) == "1 workers are left"
+        assert str(run.failure) == "1 workers remain"
 
     def test_one_that_has_left_in_good_order_is_not_missed(self) -> None:
         run = of_train(restarts=0, min_workers=2)
@@ -345,7 +345,9 @@ class TestGuests:
         run.on(GuestAsked(1, "10.0.0.5:1"), 1.0)
         orders = run.on(GuestLeft(Peer(1, 1), "10.0.0.5:1", "is gone"), 2.0)
         assert announced(orders) == {(Peer(1, 1), peer) for peer in (LEADER, SECOND, SERVER)}
-        assert said(orders) == ["worker 1 (rank 1), which came from 10.0.0.5:1, is gone; its place is vacant"]
+        assert said(orders) == [
+            "worker 1 (rank 1), which joined from 10.0.0.5:1, is gone; its place is vacant"
+        ]
         assert Seat(2, Peer(1, 2)) in run.on(GuestAsked(2, "10.0.0.6:1"), 3.0)
 
     def test_one_that_has_taken_all_its_steps_needs_no_successor(self) -> None:
@@ -359,7 +361,7 @@ class TestGuests:
     def test_a_lost_worker_without_a_successor_leaves_its_place_to_guests(self) -> None:
         run = of_train(restarts=0, has_join_server=True)
         assert said(run.on(Exited(FIRST, KILLED), 1.0)) == [
-            "worker 1 (rank 1) was killed by SIGKILL; the others go on, and its place is vacant for who joins"
+            "worker 1 (rank 1) was killed by SIGKILL; the others continue, and its place is vacant for a joining worker"
         ]
         assert Seat(1, Peer(1, 1)) in run.on(GuestAsked(1, "10.0.0.5:1"), 2.0)
 
@@ -464,19 +466,19 @@ class TestScripts:
         assert run.on(known("parameter_server"), 1.2) == []  # no server is started any more
         run.on(known("hybrid"), 1.3)
         assert str(ended(run.on(Quiet(), 3.0))) == (
-            "worker 1 (rank 1) was killed by SIGKILL; hybrid does not go on without a worker"
+            "worker 1 (rank 1) was killed by SIGKILL; hybrid does not survive the loss of a worker"
         )
 
     def test_a_successor_needs_a_loop_that_says_where_it_is(self) -> None:
         run = of_script()
         run.on(known("parameter_server"), 1.0)
         assert said(run.on(Exited(FIRST, KILLED), 2.0)) == [
-            "worker 1 (rank 1) was killed by SIGKILL; the others go on; its place stays empty, since the loop does "
-            "not say where it is: write `for epoch in group.epochs(n)`"
+            "worker 1 (rank 1) was killed by SIGKILL; the others continue; its place stays empty, since the loop does "
+            "not report its position: write `for epoch in group.epochs(n)`"
         ]
         run.on(Admits("its place stays empty for a reason"), 3.0)
         assert said(run.on(Exited(SECOND, KILLED), 4.0))[0].endswith(
-            "go on; its place stays empty for a reason"
+            "continue; its place stays empty for a reason"
         )
 
     def test_one_that_can_come_in_is_started_again(self) -> None:
@@ -485,7 +487,9 @@ class TestScripts:
         run.on(Admits(), 1.5)
         orders = run.on(Exited(FIRST, KILLED), 2.0)
         assert Vacate(1, coming=True) in orders
-        assert said(orders)[0].endswith("the others go on, and it is started again in 0.5 s (restart 1 of 3)")
+        assert said(orders)[0].endswith(
+            "the others continue, and it is started again in 0.5 s (restart 1 of 3)"
+        )
         assert [start.peer for start in starts(run.on(Quiet(), 2.5))] == [Peer(1, 1)]
 
     def test_a_worker_that_the_servers_let_go_is_a_loss_and_one_with_an_error_is_none(self) -> None:
@@ -512,9 +516,9 @@ class TestScripts:
         orders = run.on(Exited(LEADER, KILLED), 4.0)
         assert orders[0] == Kill(Peer(1, 1))
         assert said(orders) == [
-            "worker 1 (rank 1) was killed by SIGKILL; the others go on, and it is started again in 1 s "
+            "worker 1 (rank 1) was killed by SIGKILL; the others continue, and it is started again in 1 s "
             "(restart 1 of 3)",
-            "worker 0 (rank 0) was killed by SIGKILL; the others wait for its successor, and it is started again "
+            "worker 0 (rank 0) was killed by SIGKILL; the others wait for its replacement, and it is started again "
             "at once (restart 2 of 3)",
         ]
         assert [start.peer for start in starts(orders)] == [Peer(0, 1)]

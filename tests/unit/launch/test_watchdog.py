@@ -74,14 +74,14 @@ def test_who_never_beats_again_is_diagnosed_with_stacks_then_taken_for_lost(tmp_
     store, said = host_store(), []  # type: dist.TCPStore, list[str]
     publish(store, Pulse(1, 0, role="worker 1", beat=7, step=17, doing="adding up over ranks 0, 1"))
     with Watchdog(setting(store, 0, said, tmp_path)):
-        diagnosis = await_words(said, "has said nothing")
+        diagnosis = await_words(said, "has been silent")
         await_words(said, "is taken for lost after")
-    silence = re.match(r"worker 1 \(rank 1\) has said nothing for (\d+\.\d) s: ", diagnosis)
+    silence = re.match(r"worker 1 \(rank 1\) has been silent for (\d+\.\d) s: ", diagnosis)
     assert silence is not None
     assert float(silence[1]) >= 0.3
     assert "last, at step 17, it was adding up over ranks 0, 1." in diagnosis
     assert diagnosis.endswith("and the run stops")
-    assert cause_of_loss(store, Peer(1, 0)).startswith("had said nothing for ")
+    assert cause_of_loss(store, Peer(1, 0)).startswith("had been silent for ")
     assert cause_of_loss(store, Peer(0, 0)) == ""
     assert "test_watchdog.py" in (tmp_path / "stacks" / "rank-0.txt").read_text()
     assert store.queue_pop("words/0/0", True).decode() == "1 0"  # the last that it does
@@ -192,11 +192,11 @@ def test_a_rank_is_taken_for_lost_once_and_all_hear_it_whenever_the_store_does_n
         for heard in (False, True):
             store, said = beats_until_lost(number, heard=heard)
             assert [text.split(" (rank 1) ")[1][:17] for text in said] == [
-                "has said nothing ",
+                "has been silent f",
                 "is taken for lost",
             ]
             assert {to for to, word in store.told if word == "1 0"} == {"words/0/0", "words/2/0"}
-            assert cause_of_loss(store._store, Peer(1, 0)).startswith("had said nothing for ")
+            assert cause_of_loss(store._store, Peer(1, 0)).startswith("had been silent for ")
 
 
 class Pauses:

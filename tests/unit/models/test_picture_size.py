@@ -21,7 +21,7 @@ class NotOnShapes(nn.Module):
 
 
 def test_the_size_that_is_offered_works_and_the_pictures_given_do_not():
-    with pytest.raises(RequestError, match=r"alexnet cannot take pictures of 28x28.*give --image-size 64"):
+    with pytest.raises(RequestError, match=r"alexnet does not support images of 28x28.*give --image-size 64"):
         create_model("alexnet", classes=10, image_shape=(1, 28, 28))
     assert create_model("alexnet", classes=10, image_shape=(1, 64, 64))(torch.zeros(2, 1, 64, 64)).shape == (
         2,
@@ -42,7 +42,7 @@ def test_a_network_that_cannot_be_run_on_shapes_is_run_on_numbers():
 
 def test_its_own_reason_is_told_where_no_size_is_known():
     with pytest.raises(
-        RequestError, match=r"odd cannot take pictures of 7x7 \(too small\): give another --image-size"
+        RequestError, match=r"odd does not support images of 7x7 \(too small\): give another --image-size"
     ):
         check_picture_size(NotOnShapes(8), "odd", 3, (1, 7, 7))
 

@@ -163,7 +163,9 @@ def test_layers_are_measured_without_a_trace() -> None:
 
 
 def test_times_and_shares_are_told_as_in_reports() -> None:
-    said = outlook.Outlook((("a", "b"), ("c", "c")), 0.000804, 0.2541, (RankBytes(1, 0, 1, 0, 4),) * 2)
+    said = outlook.PipelineForecast(
+        (("a", "b"), ("c", "c")), 0.000804, 0.2541, (RankBytes(1, 0, 1, 0, 4),) * 2
+    )
     assert said.text.endswith("; 0.8 ms a step, 25 % of it idle, by prediction")
     assert replace(said, step_s=1.234).text.endswith("; 1.2 s a step, 25 % of it idle, by prediction")
     assert replace(said, step_s=None).text.endswith("kB); 25 % of it idle, by prediction")

@@ -102,5 +102,5 @@ class Looks(nn.Module):
 
 
 def test_a_network_that_looks_at_numbers_is_refused() -> None:
-    with pytest.raises(RequestError, match="cannot be analysed at batch 2"):
+    with pytest.raises(RequestError, match="cannot be analyzed at batch 2"):
         analysed(Looks(), (1, 2, 2), 2)

@@ -293,7 +293,7 @@ def test_one_seed_names_the_faster_and_says_that_it_may_be_chance(tmp_path: Path
     assert [row.strategy for _, row in found.ranking()] == ["easgd", "synchronous"]
     assert found.verdict()[0] == (
         "Fastest to top-1 90.0 % (which all have reached): easgd, 1 worker (27.0 s); next synchronous, 1 worker "
-        "(30.0 s), with too few seeds to tell them apart."
+        "(30.0 s), with too few seeds to separate them."
     )
 
 
@@ -304,3 +304,11 @@ def test_seconds_of_simulated_runs_are_marked_as_virtual(tmp_path: Path) -> None
     assert found.to_json()["virtual"]
     real = compared(written(tmp_path / "c"), written(tmp_path / "d", "easgd"))
     assert not [text for text in (*real.table()[0], *real.verdict()) if "virtual" in text]
+
+
+def test_a_run_that_was_cut_short_neither_sets_the_target_nor_wins(tmp_path: Path) -> None:
+    whole = written(tmp_path / "whole")
+    short = written(tmp_path / "short", "easgd", epoch_s=1.0, accuracies=(0.5,), outcome="interrupted")
+    found = Comparison.of([read_run(whole), read_run(short)])
+    assert str(found.target) == "top-1 90.0 %"
+    assert [(rank, row.strategy) for rank, row in found.ranking()] == [(1, "synchronous"), (0, "easgd")]

@@ -133,7 +133,7 @@ def with_other_bytes(random: Random) -> Hostile:
 
         def find(elements: int, dtype: torch.dtype) -> Tensor:
             if elements * dtype.itemsize != 4 * NUMBERS:
-                raise MalformedMessage("another size was announced than came")
+                raise MalformedMessage("another size was announced than arrived")
             return torch.ones(4 * NUMBERS, dtype=torch.uint8).view(dtype)
 
         try:

@@ -260,7 +260,7 @@ def test_why_slurm_has_ended_a_job_is_said_in_a_line(monkeypatch, tmp_path, stat
     [
         ("Completed OOMKilled", "BackoffLimitExceeded", "Kubernetes has killed a pod for its memory: .* memory="),
         ("Error", "DeadlineExceeded", "its time was up: the deadline is that of the job, or of its namespace"),
-        ("Error", "BackoffLimitExceeded", "kubectl describe --namespace lab job/a says why"),
+        ("Error", "BackoffLimitExceeded", "kubectl describe --namespace lab job/a shows the reason"),
     ],
 )  # fmt: skip
 def test_why_kubernetes_has_ended_a_job_is_said_in_a_line(monkeypatch, tmp_path, pods, job, remark):

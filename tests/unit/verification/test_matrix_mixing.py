@@ -53,18 +53,18 @@ def test_or_has_taken_it_unseen(mixed: MatrixMixing) -> None:
 def test_who_has_taken_it_brings_it(mixed: MatrixMixing) -> None:
     for rank in (0, 1):
         mixed.regrouped(anew(rank, FIRST, BOTH))
-    with pytest.raises(Violation, match="expected the mean of what those hold who are left"):
+    with pytest.raises(Violation, match="expected the mean of the remaining workers"):
         mixed.regrouped(anew(0, SECOND, -GRADIENTS[2]))
 
 
 def test_what_nobody_holds_is_nobodys_mean(mixed: MatrixMixing) -> None:
     mixed.regrouped(anew(0, FIRST, BOTH))
-    with pytest.raises(Violation, match="expected the mean of what those hold who are left"):
+    with pytest.raises(Violation, match="expected the mean of the remaining workers"):
         mixed.regrouped(anew(0, SECOND, -2 * GRADIENTS[2]))
 
 
 def test_where_nobody_has_anything_one_begins_with_what_was_handed_on(mixed: MatrixMixing) -> None:
     mixed.regrouped(anew(0, FIRST, BOTH))
     mixed.regrouped(anew(0, {0: 1, 1: 1, 2: 1}, -GRADIENTS[2]))
-    with pytest.raises(Violation, match="expected the mean of what those hold who are left"):
+    with pytest.raises(Violation, match="expected the mean of the remaining workers"):
         mixed.regrouped(anew(0, {0: 2, 1: 2, 2: 2}, BOTH + 1))

@@ -141,7 +141,7 @@ def test_replicas_hold_the_same_bits_and_the_right_ones() -> None:
     replicas.stepped(Stepped(1.0, 0, 0, right))
     replicas.stepped(Stepped(1.0, 1, 0, right.clone()))
     with pytest.raises(
-        Violation, match=r"rank 1: a replica beside the others of its group: .* 1 numbers differ"
+        Violation, match=r"rank 1: a replica that differs from the others of its group: .* 1 numbers differ"
     ):
         replicas.stepped(Stepped(1.0, 1, 0, torch.tensor([-3.0, -6.5])))
     with pytest.raises(Violation, match=r"parameters after step 1: .* 2 of 2 numbers wrong"):

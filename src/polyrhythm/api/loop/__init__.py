@@ -1,1 +1,1 @@
-"""A training loop of the user's own, among others: what `join` gives, and what goes on behind it."""
+"""A training loop of the user's own: the objects that `join` returns, and their coordination in the background."""

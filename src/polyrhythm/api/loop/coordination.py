@@ -50,7 +50,7 @@ class UserWorkload:
         regrouped: called after each regrouping of all workers.
 
     Attributes:
-        replica: as given.
+        replica: the argument of that name.
     """
 
     def __init__(self, replica: Replica, regrouped: Callable[[], None]) -> None:
@@ -80,7 +80,7 @@ class Coordination(Host):
         loop_progress: progress of this worker's loop.
         control: control plane of this worker.
         reform: regroups with the present workers, between two steps; set once something is distributed.
-        entry: how this worker joins the others.
+        entry: entry of this worker into the run.
         epochs: epochs of its loop.
         means: means over the workers.
         ends: ends of loops with unequal numbers of steps.
@@ -194,7 +194,9 @@ class Coordination(Host):
             here = json.dumps(self.entry.present()[0])
             present = tuple(json.loads(self.board.post_if_absent(f"script/deal/{shard}/{epoch}", here)))
         if self._worker not in present:
-            raise RunError(f"the others have taken worker {self._worker} for lost, and go on without it")
+            raise RunError(
+                f"the others have dropped worker {self._worker} as failed, and continue without it"
+            )
         self.workers = len(present)
         return Seat(present.index(self._worker), len(present), self._progress.be_seated() if trains else 0)
 
@@ -238,7 +240,7 @@ class Coordination(Host):
         """Report the batches that failed workers have not taken of their shares, unless replacements take them.
 
         Args:
-            final: whether no more replacements will come.
+            final: whether no more replacements can join.
         """
         if self._duties is None:
             return
@@ -273,7 +275,7 @@ class Coordination(Host):
                     self.means.check_others(number, "group.state_dict", here - {self._worker})
                 return handed
 
-            workers = self.board.await_found(look, "the others to come to group.state_dict")
+            workers = self.board.await_found(look, "the others to call group.state_dict")
             assert self._replica is not None, "something has been distributed"
             self._replica.part.check_servers()
             found = workers, duties.ask_servers() if self._world.roles.servers else []
@@ -449,7 +451,7 @@ class Coordination(Host):
             self.control.report(TakenBatches(taken, of))
 
     def _formed(self) -> None:
-        """Note that workers continue in another membership view, whose new coordinator requests their positions."""
+        """Note that workers continue in another membership view; its new coordinator requests their positions."""
         regroup = None if self._trainer is None else self._trainer.regroup
         if self._logbook is not None and regroup is not None:
             self._logbook.formed(regroup.leader, regroup.step)
@@ -457,11 +459,13 @@ class Coordination(Host):
     def _why_nobody(self) -> str:
         assert self.loop_progress.optimizer is not None, "a loop has something to train"
         if self.loop_progress.optimizer.has_grown:
-            return "its place stays empty, since a successor would not know the param groups that were added"
+            return (
+                "its place stays empty, since a replacement would not know the param groups that were added"
+            )
         scheduled = any("initial_lr" in group for group in self.loop_progress.optimizer.param_groups)
         if scheduled and not self.loop_progress.kept:
             return (
-                "its place stays empty, since a successor would not know the learning rate: hand the scheduler on, "
+                "its place stays empty, since a replacement would not know the learning rate: hand the scheduler on, "
                 "`group.epochs(n, scheduler)`"
             )
         return ""

@@ -10,14 +10,14 @@ from polyrhythm.errors import RequestError
 
 
 def check_distributable(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse a model or an optimizer that cannot be distributed, each with what to do.
+    """Reject a model or an optimizer that cannot be distributed; each message has a remedy.
 
     Args:
-        model: of a user's loop, as it was given.
-        optimizer: likewise.
+        model: model of a user's loop.
+        optimizer: optimizer of the user's loop.
 
     Raises:
-        RequestError: for that reason.
+        RequestError: the model or the optimizer cannot be distributed.
     """
     if not isinstance(model, nn.Module):
         raise RequestError(

@@ -167,10 +167,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Args:
         optimizer: optimizer of the user.
-        steps: takes the steps of the replica that it trains.
+        steps: object that takes the steps of the replica.
         lazy_start: start of the replica.
         weight: weights of the steps.
-        mean: when a worker holds the mean of all gradients.
+        mean: time at which a worker holds the mean of all gradients.
         strategy: spec of the strategy, for saved states.
         servers: servers' side of saved states, on the coordinator.
         identical: whether all workers hold the same parameters after every step.
@@ -258,7 +258,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Exchange the gradients and update the parameters, as the strategy does.
 
-        Where the others have not waited for this worker (`backup_workers`), its steps are left out until it has caught
+        If the others have not waited for this worker (`backup_workers`), its steps have no effect until it has caught
         up: they change nothing, so that all loops have the same number of steps.
 
         Args:
@@ -320,7 +320,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _logged(self) -> LoggedSteps:
-        assert isinstance(self._steps, LoggedSteps), "who holds the mean of all gradients keeps a log"
+        assert isinstance(self._steps, LoggedSteps), "workers with the mean of all gradients keep a log"
         return self._steps
 
     def finish(self) -> None:
@@ -363,7 +363,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         own = self._replica.plan.own
         if own is not None and own.asks_for_closure:
-            raise RequestError("group.join cannot go on for an optimizer whose steps need a closure")
+            raise RequestError("group.join does not support an optimizer with a closure")
         steps = self.steps
         ends.say(loop)
         while (last := ends.last(loop, self._exchanges, together)) is None or self._exchanges < last:
@@ -399,7 +399,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         trainer, replica = self._steps.trainer, self._replica
         logged, view = replica.part.logged, trainer.members
-        assert logged is not None, "who holds the mean of all gradients keeps a log"
+        assert logged is not None, "workers with the mean of all gradients keep a log"
         exchanger, everyone = logged.exchanger, replica.workers.size
 
         own = torch.zeros(2, everyone, dtype=torch.float64)
@@ -456,12 +456,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Check a view after an exchange that began in it, where loops may be of unequal length.
 
         Raises:
-            RunError: a worker has failed, and workers whose loops had ended have counted passes of others as steps.
+            RunError: a worker has failed, and workers with finished loops had counted passes of others as steps.
         """
         if self._several and self._steps.trainer.members != view:
             raise RunError(
                 "a worker was lost in group.join, where the loop takes several backward passes a step: such a loop can "
-                "only go on from a saved state (group.load)"
+                "only continue from a saved state (group.load)"
             )
 
     def _place(self) -> int:
@@ -499,7 +499,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return f"is at step {self.steps} with batch {batch} of epoch {epoch}{line}{options}"
 
     def _exchange(self) -> None:
-        """Take a step of a strategy whose workers do not hold the mean of all gradients by themselves."""
+        """Take a step of a strategy with workers that do not hold the mean of all gradients by themselves."""
         self._lazy_start.placed.check()
         self._replica.flat.gather_parameters()  # the strategy updates their vector
         if self.found_inf is not None and bool(self.found_inf):
@@ -671,7 +671,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         }
 
     def begin_with(self, settings: dict[str, Any], step: int, servers: list[State]) -> None:
-        """Continue from another run, whose state of the strategy's part was loaded; all workers call it.
+        """Continue from another run, after loading the state of the strategy's part; all workers call it.
 
         Args:
             settings: result of `settings` in that run.
@@ -694,7 +694,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Add parameters of the model that are trained from now on; all workers call it at the same place.
 
         Args:
-            param_group: as for the optimizer's own method.
+            param_group: see the optimizer's own method.
 
         Raises:
             RequestError: the strategy cannot train parameters added later; or a step is unfinished, or the
@@ -827,7 +827,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if change is not None and not fits:
             raise RequestError(
                 f"parameters were changed after optimizer.step(), which {self._strategy} would overwrite: change them "
-                "with a strategy whose workers hold one model, such as synchronous, or each its own, such as local_sgd"
+                "with a strategy that keeps one model, such as synchronous, or one per worker, such as local_sgd"
             )
         return change
 

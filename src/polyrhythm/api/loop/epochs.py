@@ -92,7 +92,7 @@ class Epochs:
         worker: index of the worker.
         board: board on which marks are posted.
         loop_progress: progress of its loop.
-        entry: how it enters the loop of the others.
+        entry: entry into the loop of the others.
 
     Attributes:
         present: workers that have a share of the current epoch; None outside of epochs.
@@ -195,7 +195,7 @@ class EpochProgress:
         logbook: recorder of the loop's positions; None where they are not needed.
 
     Attributes:
-        loop_progress: as given.
+        loop_progress: the argument of that name.
         at: the current epoch, or the last one; None before the first.
         is_over: whether a share of it has been handed out to its end, or the user has left the loop.
         leaves_out: batches of it that a predecessor has taken, and that no share has left out yet.
@@ -211,7 +211,7 @@ class EpochProgress:
         self._seated_in: Begun | None = None
 
     def begin(self, at: Begun) -> None:
-        """Begin an epoch, of which nothing is taken or left out yet."""
+        """Begin an epoch without taken or skipped batches."""
         self.at = at
         self.is_over = False
         self.leaves_out = self._taken = self._taken_by_steps = 0
@@ -272,7 +272,7 @@ class LoopEntry(Entry):
 
     Args:
         world: context of this rank.
-        strategy: strategy, whose fault policy decides which failures the run survives.
+        strategy: strategy; its fault policy decides which failures the run survives.
         board: board of the workers.
         statuses: statuses of the workers.
         progress: progress of this worker in its loop.
@@ -389,16 +389,16 @@ class LoopEntry(Entry):
         """Wait until one of the workers in lockstep has posted its position; return the epoch of that."""
         regroup = None if self.trainer is None else self.trainer.regroup
         generation = self._world.generation
-        assert regroup is not None, "who goes in step regroups"
+        assert regroup is not None, "synchronous workers regroup"
         last = begun.loop, begun.epoch
         found = self._board.await_found(
             lambda: find_position(self._board, generation, regroup.step, last),
-            "another worker to say where the loops are",
+            "another worker to report where the loops are",
         )
         if found.taken == UNKNOWN:
             raise RunError(
-                "worker 0 was lost in the middle of an epoch whose batches do not come from group.shard, so its "
-                "successor cannot leave out those that are taken: use group.shard"
+                "worker 0 was lost in the middle of an epoch with batches that group.shard has not assigned, so its "
+                "replacement cannot skip those that are taken: use group.shard"
             )
         self._position = found
         return Begun(found.loop, found.epoch, found.steps)

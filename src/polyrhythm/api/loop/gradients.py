@@ -1,15 +1,15 @@
-"""The gradients of a user's loop: which there are, when a backward pass is over, and whose they are.
+"""The gradients of a user's loop: their owner, and the detection of the end of a backward pass.
 
-    STEP    synchronous: the workers' mean, in all of them, from the end of the backward pass on, as in torch's DDP
-    ASKED   lockstep with servers, lazy update: the same in the first step, and in all if the loop changes it there;
-            else this worker's own, and the mean once the loop asks for it
-    OWN     free-running, local updates: this worker's own, with which it updates or which it pushes
+    STEP    synchronous: the workers' mean, on all of them, from the end of the backward pass on, as in torch's DDP
+    ASKED   lockstep with servers, lazy update: like STEP in the first step, and in all if the loop changes gradients
+            there; else this worker's own, and the mean once the loop requests it
+    OWN     asynchronous, local updates: this worker's own, which it applies or pushes
 
     backward ─▶ hook of each parameter: it has a gradient ─▶ engine's callback: the pass is over ─▶ mean (STEP)
 
-What a loop does to its gradients before `step` (clipping, unscaling) then means under STEP what it means alone, and
-under ASKED, where the mean costs an exchange of its own. Changes are noticed by the version that torch counts; where
-they are of a worker's own gradients, that is said once.
+Changes of gradients before `step` (clipping, unscaling) then mean under STEP what they mean in one process, and under
+ASKED, where the mean costs an exchange of its own. Changes are detected by torch's version counter; a change of a
+worker's own gradients is reported once.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Mean(Enum):
 
 
 class Gradients:
-    """Notes of one worker's gradients, from one step to the next.
+    """Records one worker's gradients from one step to the next.
 
     Args:
         flat: the model's parameters and gradients.
-        mean: when the worker holds the mean.
+        mean: time at which the worker holds the mean.
         average: overwrites the gradients with the workers' mean; not for `Mean.OWN`.
         optimized: the parameters that the optimizer knows.
 
     Attributes:
-        mean: as given.
+        mean: the argument of that name.
         averaged: whether the gradients are the workers' mean.
         averages: whether every backward pass ends with the mean.
         pass_over: called when a backward pass is over, before anything is averaged.
@@ -82,7 +82,7 @@ class Gradients:
         self._hooks = [self._watch(position, view.parameter) for position, view in enumerate(flat.views)]
 
     def of(self, optimized: Iterable[Tensor]) -> Gradients:
-        """Return those of other parameters, in the same vector, and close these; there is no step under way.
+        """Return a record of other parameters in the same vector, and close this one; no step may be in progress.
 
         Args:
             optimized: the parameters that the optimizer knows now.
@@ -93,13 +93,13 @@ class Gradients:
         return made
 
     def close(self) -> None:
-        """Leave the parameters alone from here on: the model outlives the loop, and hooks would keep all of it."""
+        """Remove the hooks: the model outlives the loop, and hooks would keep the loop's objects alive."""
         for hook in self._hooks:
             hook.remove()
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Leave the gradients of backward passes inside as they are; those of the next pass outside include them."""
+        """Accumulate the gradients of passes in this context locally; the next pass outside exchanges their sum."""
         before, self._accumulates = self._accumulates, True
         try:
             yield
@@ -151,7 +151,7 @@ class Gradients:
 
     @property
     def pending(self) -> bool:
-        """Whether there are gradients of a step under way, which no optimizer has used."""
+        """Whether the current step has gradients that no optimizer has used."""
         left = set(self._left)
         return any(
             seen
@@ -177,7 +177,7 @@ class Gradients:
 
         Args:
             steps: sums over the workers.
-            weight: of this worker's.
+            weight: weight of this worker.
         """
         self._flat.gather_gradients()
         if steps.trainer.workers.size > 1:

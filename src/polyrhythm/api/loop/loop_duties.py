@@ -36,7 +36,7 @@ class LoopDuties(Duties):
 
     Attributes:
         over: called when all have reached the end, and no other worker can reach it.
-        ready: called with the rank and generation of a replacement that has all shards of a failed server.
+        ready: callback with the rank and generation of a replacement that has all shards of a failed server.
         knows: whether it knows the number of each worker's batches without reports.
         unseen: indices of failed workers, with their numbers of batches not taken and of batches in all.
         staleness: number of gradients applied by servers at each staleness; known at the end.

@@ -1,9 +1,9 @@
 """The run folder of a user's own loop: events, timings, TensorBoard files and the report, as `train` leaves them.
 
-    every worker   LoopMeter   shard, passes and steps ─▶ WorkerProgress, WorkerTimings ─▶ leader
-    the leader     LoopLog     events of all ranks ─▶ events.jsonl, tensorboard/, report.html, observers
+    every worker   LoopMeter   shard, passes and steps ─▶ WorkerProgress, WorkerTimings ─▶ rank 0
+    rank 0         LoopLog     events of all ranks ─▶ events.jsonl, tensorboard/, report.html, observers
 
-What a step's time goes into is told by where the loop is seen to be:
+The phases of a step are determined by the position of the loop:
 
     begin ── shard hands a batch out ── model's forward pass is over ── backward pass is over ── step is over
       │ data          │        forward             │    backward (with the loss)     │  update     │
@@ -34,13 +34,13 @@ _Place = tuple[int, int]
 
 
 class LoopMeter:
-    """Measures what one worker's loop does, and reports it to the leader now and then.
+    """Measures one worker's loop, and reports it to the coordinator at intervals.
 
     Attributes:
-        device: of the model.
-        loss: that the loop has logged last; not a number before.
-        epoch: that is under way.
-        tally: of its steps; None before training begins.
+        device: device of the model.
+        loss: last loss that the loop has logged; NaN before.
+        epoch: current epoch.
+        tally: tally of its steps; None before training begins.
     """
 
     def __init__(self) -> None:
@@ -53,21 +53,21 @@ class LoopMeter:
         self._in_step = False
         self._images = 0
         self._waited_s = 0.0
-        self._taken: tuple[int, float] | None = None  # of a step whose loss may be logged after it
+        self._taken: tuple[int, float] | None = None  # of the last step; its loss may be logged later
 
     def in_world(self, world: World) -> World:
-        """Return the world in which it is measured for how long this worker stands still."""
+        """Return a context that measures this worker's blocking time."""
         self._world = world.timed(lambda: finish_work(self.device))
         return self._world
 
     def begin(self, control: ControlPlane, worker: int, elapsed_s: float, *, in_step: bool) -> None:
-        """Training starts.
+        """Note that training starts.
 
         Args:
-            control: takes reports.
-            worker: this worker's index.
-            elapsed_s: for how long the others have been training.
-            in_step: whether workers take their steps together.
+            control: receiver of reports.
+            worker: index of this worker.
+            elapsed_s: seconds for which the other workers have been training.
+            in_step: whether workers are synchronous.
         """
         assert self._world is not None, "it is in a world"
         self._control, self._in_step = control, in_step
@@ -79,25 +79,25 @@ class LoopMeter:
         timer.begin()
 
     def rest(self) -> None:
-        """What was done since the last step belongs to none: a share of an epoch begins."""
+        """Exclude the time since the last step, as a new share of an epoch begins."""
         if self.tally is not None and self._world is not None and self._world.timer is not None:
             self._world.timer.begin()
 
     def took(self, batch: Any) -> None:
-        """A batch was handed out for training."""
+        """Note that a batch was returned for training."""
         self._add()
         self._images += images_in(batch)
         self.lap("data")
 
     def lap(self, done: Lap) -> None:
-        """A part of the step is over."""
+        """Note that a phase of the step has ended."""
         if self.tally is not None and self._world is not None and self._world.timer is not None:
             self._world.timer.lap(done)
 
     def waiting(
         self, inner: Callable[[_Place | None], AbstractContextManager[None]], place: _Place | None
     ) -> AbstractContextManager[None]:
-        """Take the time in which this worker exchanges, at a place, inside of what else takes note of that."""
+        """Record the time of an exchange inside another measured phase."""
 
         @contextmanager
         def both() -> Iterator[None]:
@@ -110,18 +110,18 @@ class LoopMeter:
         return both()
 
     def step_done(self, steps: int, learning_rate: float) -> None:
-        """A step is over.
+        """Note that a step has ended.
 
         Args:
-            steps: that this worker has done since the run began.
-            learning_rate: of the first param group.
+            steps: number of steps of this worker since the run began.
+            learning_rate: learning rate of the first param group.
         """
         world, tally = self._world, self.tally
         if tally is None or world is None or world.timer is None:
             return
         self.lap("update")
         self._add()
-        if tally.due:  # of the steps before
+        if tally.due:  # of previous steps
             self.report(steps - 1, learning_rate)
         world.timer.end_step(steps)
         self._taken = self._images, self._waited_s
@@ -135,12 +135,12 @@ class LoopMeter:
             self.tally.add(images, self.loss if images else 0.0, waited_s)
 
     def end(self, steps: int, learning_rate: float) -> None:
-        """No step follows: report what is not reported yet; see `step_done`."""
+        """Note that no step follows: report the remaining measurements; see `step_done`."""
         self._add()
         self.report(steps, learning_rate)
 
     def report(self, steps: int, learning_rate: float) -> None:
-        """Report what is not reported yet, of so many steps."""
+        """Report unreported measurements, up to this step."""
         world, tally, control = self._world, self.tally, self._control
         if tally is None or world is None or world.timer is None or control is None or not tally.unsaid:
             return
@@ -149,14 +149,14 @@ class LoopMeter:
         control.report(world.timer.say(progress, in_step=self._in_step))
 
     def log(self, worker: int, steps: int, values: dict[str, float]) -> None:
-        """Report numbers of the user's own."""
+        """Report the user's own numbers."""
         if self.tally is not None and self._control is not None:
             told = Logged(time_s=self.tally.elapsed_s, worker=worker, step=steps, values=values)
             self._control.report(told)
 
 
 def images_in(batch: Any) -> int:
-    """Return how many pictures a batch has: the length of the first tensor in it; 0 where there is none."""
+    """Return the number of images in a batch: the length of the first tensor in it; 0 if there is none."""
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else 1
     parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
@@ -164,16 +164,16 @@ def images_in(batch: Any) -> int:
 
 
 class LoopLog:
-    """Writes the run folder, on the worker that leads.
+    """Writes the run folder, on the coordinator.
 
     Args:
-        folder: new, empty, or of a run that is resumed or that this worker, a successor, takes over.
-        observers: of the user's own; they receive every event.
-        succeeds: whether this worker is a successor of the one that led.
+        folder: new or empty folder, or that of a run that is resumed or taken over by this replacement.
+        observers: observers of the user; they receive every event.
+        succeeds: whether this worker replaces a failed coordinator.
 
     Attributes:
-        folder: as given.
-        began_s: seconds of the run that are in the log already, where this worker takes it over.
+        folder: the argument of that name.
+        began_s: seconds of the run that are already in the log, if this worker takes it over.
 
     Raises:
         RequestError: the folder holds something else.
@@ -194,19 +194,19 @@ class LoopLog:
             raise RequestError(f"{folder} is not empty, and holds no run: name another for the report")
 
     def begin(self, started: RunStarted, *, resumed: bool, threads: int) -> None:
-        """Training starts.
+        """Note that training starts.
 
         Args:
-            started: what is to be said of it.
-            resumed: whether the run goes on where another ended.
-            threads: of this worker.
+            started: first event.
+            resumed: whether the run continues an earlier one.
+            threads: compute threads of this worker.
 
         Raises:
             RequestError: the folder holds another run, or cannot be written.
         """
         if self._holds_run and not (resumed or self._succeeds):
             raise RequestError(
-                f"{self.folder} already holds another run: name another folder for the report, or go on with that run "
+                f"{self.folder} already holds another run: name another folder for the report, or continue that run "
                 "by group.load"
             )
         device = "cpu"
@@ -227,8 +227,8 @@ class LoopLog:
         """Write the last event and the report.
 
         Args:
-            event: the last.
-            error: with which the loop ended.
+            event: last event.
+            error: exception that ended the loop.
         """
         observed, self._observed = self._observed, None
         if observed is None or self._claim is None:

@@ -283,7 +283,7 @@ class LoopProgress:
         """
         if self.handed and len(self.handed) != len(kept):
             raise RequestError(
-                f"group.epochs was given {len(self.handed)} objects to keep where this run goes on, and {len(kept)} "
+                f"group.epochs was given {len(self.handed)} objects to keep in the saved run, and {len(kept)} "
                 "here: give the same"
             )
         for each, handed in zip(kept, self.handed, strict=False):

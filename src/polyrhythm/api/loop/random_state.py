@@ -15,7 +15,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
     """Return the state of this process's generators, JSON-able.
 
     Args:
-        device: of the model, whose generator is among them.
+        device: device of the model; its generator is included.
     """
     version, numbers, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
@@ -41,11 +41,11 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 class RandomStateToRestore:
-    """A state that a resumed run sets when its first batch is due: what a script draws before does not move it.
+    """A state that a resumed run sets when its first batch is due, so that earlier draws of a script do not change it.
 
     Args:
-        state: that `random_state` returned.
-        device: of the model.
+        state: result of `random_state`.
+        device: device of the model.
     """
 
     def __init__(self, state: dict[str, Any], device: torch.device) -> None:
@@ -58,7 +58,7 @@ class RandomStateToRestore:
         set_random_state(self._state, self._device)
 
     def restore_once(self) -> None:
-        """Set it, if nobody has asked for that before."""
+        """Set the state at the first call."""
         if self._due:
             self._due = False
             self.restore()

@@ -1,21 +1,21 @@
-"""The state of a run of users' own loops, whole: one dict of all that its workers and servers hold, and back.
+"""The complete state of a run of users' own loops: one dict with the state of all workers and servers.
 
-    each worker   part of the strategy, buffers, generators, places in shards ─▶ leader ◀── shards, clocks ── servers
-    run_state     {"model", "workers", "servers", …}                        tensors, numbers, texts, lists and dicts
-    resume        ─▶ as many workers: each has its own again
-                  ─▶ others: merged as the strategy says for checkpoints (`Resharding`), and what is left of the epoch
-                     is dealt out among them
-                  ─▶ another strategy: goes on from the model and the optimiser (`checkpointing/handing_over.py`)
+    each worker   part of the strategy, buffers, generators, positions in shards ─▶ rank 0 ◀── shards ── servers
+    run_state     {"model", "workers", "servers", …}                        tensors, numbers, strings, lists and dicts
+    resume        ─▶ same number of workers: each gets its own state
+                  ─▶ another number: merged by the strategy's rule for checkpoints (`Resharding`); the rest of the
+                     epoch is distributed among them
+                  ─▶ another strategy: continues from the model and the optimizer (`checkpointing/handing_over.py`)
 
-The dict is plain data: `torch.save` writes it, and `torch.load` reads it with `weights_only`. As a folder it is in the
+The dict is plain data: `torch.save` writes it, and `torch.load` reads it with `weights_only`. As a folder it has the
 format of `torch.distributed.checkpoint`, which other tools read:
 
-    FOLDER/.metadata          of torch's: which tensor is where
+    FOLDER/.metadata          torch's index: file and position of each tensor
     FOLDER/__0_0.distcp       all tensors: `model.conv1.weight`, `states.0.tensors.buffer.bn1.running_mean`, …
-    FOLDER/polyrhythm.json    of ours: the same places, and everything that is no tensor
+    FOLDER/polyrhythm.json    index of Polyrhythm: the same positions, and all other values
 
-torch's own index is pickled. It is written for others; what is read here is ours, and each tensor with
-`weights_only`, so that nothing of a folder is executed. A folder appears whole or not at all.
+torch's own index is pickled. It is written for other tools; Polyrhythm reads its own index, and each tensor with
+`weights_only`, so that no code of a folder is executed. A folder appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -74,17 +74,17 @@ _TENSOR = "tensor at"
 def worker_state(
     replica: Replica, optimizer: DistributedOptimizer, progress: LoopProgress, *, counts_epochs: bool
 ) -> WorkerState:
-    """Return what this worker holds; its optimizer has been settled.
+    """Return the state of this worker, after settling its optimizer.
 
     Args:
-        replica: of this worker.
-        optimizer: likewise.
-        progress: of its loop.
-        counts_epochs: whether `group.epochs` knows which epoch is under way, so that the code after the last batch of
-            one is still run; else the loop counts by itself.
+        replica: replica of this worker.
+        optimizer: optimizer of this worker.
+        progress: progress of its loop.
+        counts_epochs: whether `group.epochs` knows the current epoch, so that the code after its last batch is still
+            run; else the loop counts by itself.
 
     Raises:
-        RequestError: a step is under way.
+        RequestError: a step is in progress.
     """
     if optimizer.gradients.pending:
         raise RequestError(
@@ -110,15 +110,15 @@ def run_state(
     workers: int,
     kept: Sequence[Kept],
 ) -> dict[str, Any]:
-    """Return the state of a run, on the worker that leads.
+    """Return the state of a run, on the coordinator.
 
     Args:
-        strategy: of the run.
-        model: of this worker.
-        optimizer: likewise.
-        coordination: of its loop.
-        held: by all workers, and by the servers.
-        workers: how many there are, lost ones included.
+        strategy: strategy of the run.
+        model: model of this worker.
+        optimizer: optimizer of this worker.
+        coordination: coordination of its loop.
+        held: state of all workers and of the servers.
+        workers: number of workers, including failed ones.
         kept: objects of the loop, such as schedulers.
     """
     states, servers = held
@@ -152,22 +152,22 @@ def resume(
     *,
     succeeds: bool,
 ) -> str:
-    """Go on where a run was; all workers call it.
+    """Resume a run; all workers call it.
 
     Args:
-        state: that `run_state` returned there.
-        strategy: of this run.
-        replica: of this worker, not started yet.
-        optimizer: of this worker.
-        coordination: of its loop.
-        kept: as many objects as were kept there.
-        succeeds: whether this worker is a successor: the others tell it where they are now.
+        state: result of `run_state`.
+        strategy: strategy of this run.
+        replica: replica of this worker, not started yet.
+        optimizer: optimizer of this worker.
+        coordination: coordination of its loop.
+        kept: objects in the number and order in which they were given to `run_state`.
+        succeeds: whether this worker is a replacement, which learns its position from the others.
 
     Returns:
-        What there is to say of other workers or servers than there were; maybe empty.
+        Message on a changed number of workers or servers; may be empty.
 
     Raises:
-        RequestError: the state is of something else.
+        RequestError: the state is of another model, or damaged.
     """
     _check(state, strategy, replica, optimizer, kept)
     before, workers, worker = counted(state["workers"]), replica.workers.size, replica.workers.rank
@@ -205,11 +205,11 @@ def resume(
     if other is None and isinstance(strategy, RecutsServers):
         cut = strategy.recut(servers, replica.plan)
         if len(cut) != len(servers):
-            text += f"; the shards of {len(servers)} servers are cut anew for {len(cut)}"
+            text += f"; the shards of {len(servers)} servers are divided again for {len(cut)}"
         servers = cut
     own.give_back(replica)
     optimizer.begin_with(state["optimizer"], own.account.step, servers)
-    for name, value in replica.buffers.items():  # the start has made them worker 0's
+    for name, value in replica.buffers.items():  # at the start they are worker 0's
         if name in own.buffers:
             value.copy_(own.buffers[name])
     random.restore()
@@ -258,7 +258,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _strategy(spec: str) -> Strategy:
-    """Return the strategy that a state is of.
+    """Return the strategy of a state.
 
     Raises:
         RequestError: there is no such strategy any more.
@@ -276,7 +276,7 @@ def _goes_on_from(strategy: Strategy, before: str) -> bool:
 
 
 def _places(states: dict[int, WorkerState], before: int) -> list[dict[str, Any]]:
-    """Return the places in all shards, of workers of another number."""
+    """Return the positions in all shards for another number of workers."""
     told = [states.get(worker, states[0]).loop["shards"] for worker in range(before)]
     return [merged_places(of_one) if of_one[0] else {} for of_one in zip(*told, strict=True)]
 
@@ -284,7 +284,7 @@ def _places(states: dict[int, WorkerState], before: int) -> list[dict[str, Any]]
 def _merged(
     states: dict[int, WorkerState], held: Held, strategy: Strategy, replica: Replica
 ) -> tuple[WorkerState, list[State], str]:
-    """Return this worker's state and the servers', as if as many as there are now had saved them, and what to say."""
+    """Return this worker's state and the servers', resharded for the current number, and a message."""
     workers, worker, before = replica.workers.size, replica.workers.rank, len(held.steps)
     step = max(held.steps)
     merged = strategy.resharding(before, workers).merged(held, step)
@@ -306,7 +306,7 @@ def _handed_over(
     replica: Replica,
     optimizer: DistributedOptimizer,
 ) -> tuple[WorkerState, list[State], str]:
-    """Return this worker's state and the servers', as if this strategy had saved what another has, and what to say."""
+    """Return this worker's state and the servers', converted from another strategy's, and a message."""
     workers, worker, flat = replica.workers.size, replica.workers.rank, replica.flat
     learned = learned_from(held, old)
     if learned.pieces == (slice(0, len(flat.vector)),):  # maybe by the user's own optimizer object
@@ -322,7 +322,7 @@ def _handed_over(
     part, facts = of_workers.get(0 if replica.part.replicated else worker, ({}, {}))
     account = replace(own.account, worker=worker, step=step, staleness={})
     momenta = "with its optimiser's state" if kept else "without an optimiser's state"
-    text = f"{strategy} goes on from the model of {old}, {momenta}"
+    text = f"{strategy} continues from the model of {old}, {momenta}"
     if workers != before:
         text += f", with {workers} workers in place of {before}"
     return replace(own, account=account, part=part, part_facts=facts), of_servers, text
@@ -335,7 +335,7 @@ def _of_spans(
     flat: FlatParameters,
     plan: OptimizerPlan,
 ) -> Packed:
-    """Return an optimiser's state of each parameter as that of a plan's spans; as it is, where it is of spans."""
+    """Return an optimizer's state per parameter as state of a plan's spans; state of spans is returned unchanged."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     if [shape for group in facts["shapes"] for shape in group] != [list(each.shape) for each in parameters]:
         return tensors, facts
@@ -365,7 +365,7 @@ def _of_spans(
 
 
 def _like(model: nn.Module) -> nn.Module:
-    """Return a module with parameters as a model's, in their order; a copy would have what is hooked to it."""
+    """Return a module with parameters like a model's, in their order, without its hooks."""
     return nn.ParameterList(
         nn.Parameter(each.detach().clone(), requires_grad=each.requires_grad) for each in model.parameters()
     )
@@ -375,7 +375,7 @@ def write_folder(state: dict[str, Any], folder: Path) -> None:
     """Write a state; a folder of that name is replaced.
 
     Raises:
-        RequestError: the state holds something that is neither a tensor nor a plain value, or the folder is another's.
+        RequestError: the state holds something that is neither a tensor nor a plain value, or the folder is not ours.
         RunError: the system could not write it.
     """
     from torch.distributed import checkpoint  # takes a second
@@ -390,7 +390,7 @@ def write_folder(state: dict[str, Any], folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is no process group, which it can do without
+            warnings.simplefilter("ignore")  # there is no process group, and none is needed
             metadata = checkpoint.save(
                 tensors, storage_writer=checkpoint.FileSystemWriter(draft), no_dist=True
             )

@@ -155,7 +155,7 @@ class Drawing:
             epoch: number of the epoch.
             batches: number of batches in it, of all workers.
             workers: number of workers that share it.
-            again: whether this worker's predecessor may have drawn some, which then come first.
+            again: whether this worker's predecessor may have drawn some, which are then yielded first.
         """
         number, cut = 0, stretches(batches, workers)
         while number < len(cut):
@@ -196,7 +196,7 @@ class Deal(Sampler[Any]):
     Args:
         sampler: sampler of an epoch's indices, in the same order on all workers if torch's generators are the same.
         batch_size: batch size of one worker.
-        drop_last: whether a ragged last step is left out.
+        drop_last: whether a ragged last step is dropped.
         workers: numbers that worker 0 posts, with the rank of this worker.
         seed: seed of torch's global generator while the sampler runs; the same on all workers.
         drawing: source of drawn batches; None: each worker has a fixed share.
@@ -208,11 +208,11 @@ class Deal(Sampler[Any]):
         epoch: epoch of the next iteration, from 0.
         seat: share that is dealt.
         weights: weights of the batches of the latest iteration, in units of a full batch.
-        batch_size: as given.
-        seed: as given.
+        batch_size: the argument of that name.
+        seed: the argument of that name.
         explicit: order of the resumed epoch, where it does not follow from the seed; else None.
-        drawing: as given.
-        parts: as given.
+        drawing: the argument of that name.
+        parts: the argument of that name.
         held: number of batches drawn in the latest iteration.
         leaves_repeats_out: whether a worker without an image of a step gets no batch.
     """
@@ -395,7 +395,7 @@ def _plain_index(index: Any) -> Any:
 
 
 class SingleItems(Sampler[Any]):
-    """Batches of one index each as plain indices: for loaders whose sampler yields whole batches."""
+    """Batches of one index each as plain indices: for loaders with a sampler that yields whole batches."""
 
     def __init__(self, deal: Deal) -> None:
         self._deal = deal
@@ -521,7 +521,8 @@ class DealtLoader:
             self._begins_with = []
         if handed and state.get("parts"):
             raise RequestError(
-                "workers with parts by weight had taken unequal numbers of batches when this was saved: go on from a "
+                "workers with parts by weight had taken unequal numbers of batches when this was saved: continue "
+                "from a "
                 "state of an epoch's end"
             )
         if handed:  # each its own number: there is no position in the order before which all is taken
@@ -577,7 +578,7 @@ def _choice(
 
 
 def _size_of_item(item: Any) -> int:
-    """Return the number of images of an item of a sampler whose loader makes no batches of its own."""
+    """Return the number of images of an item of a sampler, for a loader that makes no batches of its own."""
     return len(item) if isinstance(item, list) else 1
 
 
@@ -766,7 +767,7 @@ class Shard:
         name: name of the data set or loader.
 
     Attributes:
-        name: as given.
+        name: the argument of that name.
         epoch: epoch of the next iteration, from 0; set it to resume.
         weight: weight of the latest batch; 0 where this worker had none left, and repeats one of the others'.
         repeats: whether evaluations, too, give every worker the same number of batches, the last ones with weight 0.
@@ -804,7 +805,7 @@ class Shard:
             ends: whether an epoch is over with its last batch, though the loop has not requested another.
 
         Raises:
-            RequestError: an epoch is unfinished whose batches are drawn.
+            RequestError: an epoch with dynamic batches is unfinished.
         """
         handed, seat = self._handed, self._batches.seat
         if handed is None or (ends and handed == self.steps):
@@ -910,7 +911,8 @@ def merged_places(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first = states[0]
     if len({each["epoch"] for each in states}) > 1:
         raise RequestError(
-            f"the workers were in different epochs when this was saved: go on with {len(states)} workers, or save at "
+            f"the workers were in different epochs when this was saved: continue with {len(states)} workers, or "
+            "save at "
             "the end of an epoch"
         )
     handed = [each.get("handed", 0) for each in states]
@@ -920,7 +922,7 @@ def merged_places(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 _NO_PARTS = (
-    "shard: weights are for a DataLoader with a batch_size over a map-style data set, whose images are dealt out: give "
+    "shard: weights are for a DataLoader with a batch_size over a map-style data set: give "
     "such a one, or leave weights out"
 )
 

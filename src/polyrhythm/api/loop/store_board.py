@@ -78,7 +78,7 @@ class StoreBoard:
         """Wait until one of the keys has a text; after a long wait, print once what is awaited.
 
         Args:
-            keys: keys of which one suffices.
+            keys: keys; one of them suffices.
             awaited: description of the awaited action.
 
         Returns:
@@ -120,10 +120,11 @@ def where_all_are(board: StoreBoard, worker: int, workers: int, own: str) -> str
     until = time.monotonic() + _PATIENCE_S
     while (texts := board.read_all(keys)) is None and time.monotonic() < until:
         time.sleep(_LONGEST_PAUSE_S)
-    told = texts or [board.read(key) or "has said nothing" for key in keys]
+    told = texts or [board.read(key) or "has not reported" for key in keys]
     places = ", ".join(f"worker {each} {text}" for each, text in enumerate(told))
     return (
-        f"{places}: workers that go in step take as many passes, with the same options; let what is decided on one, "
+        f"{places}: synchronous workers must make the same number of passes, with the same options; let what is "
+        "decided on one, "
         "such as leaving a batch out or lowering the learning rate, be decided on group.average of all"
     )
 
@@ -154,7 +155,7 @@ class Posted:
             own = tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes().hex()
             found = bytearray.fromhex(self._board.post_if_absent(key, own))
         else:
-            found = bytearray.fromhex(self._board.await_one([key], "worker 0 to come to group.shard"))
+            found = bytearray.fromhex(self._board.await_one([key], "worker 0 to call group.shard"))
         tensor.copy_(torch.frombuffer(found, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape))
 
     def first(self, what: str, text: str) -> str:
@@ -246,7 +247,7 @@ class Means:
             number: number of the meeting, from 0; that of a finished one returns its mean again.
             value: value of this worker.
             weight: weight of the value.
-            called: as for `gather`.
+            called: see `gather`.
         """
         pairs = self.gather(number, [value * weight, weight], called)
         total, weights = (sum(column) for column in zip(*pairs, strict=True))
@@ -266,7 +267,7 @@ class Means:
         # JSON keeps all bits of doubles.
         self._board.post(_part_key(number, self._worker), json.dumps([called, value]))
         self._asked_at = self._looked_at = time.monotonic()
-        told = self._board.await_found(lambda: self._parts(number, called), f"the others to come to {called}")
+        told = self._board.await_found(lambda: self._parts(number, called), f"the others to call {called}")
         parts = [json.loads(part) for part in json.loads(told)]
         if len({part[0] for part in parts}) > 1:
             raise RequestError(
@@ -292,7 +293,7 @@ class Means:
 
         Args:
             number: number of the meeting.
-            called: as for `gather`.
+            called: see `gather`.
             awaited: indices of the awaited workers.
 
         Raises:
@@ -342,7 +343,7 @@ class LoopWatch:
         worker: index of the worker.
         workers: number of workers.
         steps: returns the steps done by this worker.
-        say: prints a line.
+        say: function that prints a line.
         patience_s: seconds of waiting before the other workers are asked for their places.
 
     Attributes:
@@ -381,7 +382,7 @@ class LoopWatch:
         """Record that this worker waits for others inside.
 
         Args:
-            exchange: as the attribute.
+            exchange: see the attribute.
         """
         self._waits_since = time.monotonic()
         self.exchange = exchange

@@ -1,15 +1,15 @@
 """Batch normalisation over the batches of all workers, for models of a user's own that hold `nn.SyncBatchNorm`.
 
-torch's layer asks a process group of its own, and only on GPUs; where there is none it quietly takes the statistics of
-its own batch. In a loop whose workers go in step with one model it asks the workers of the run instead, as it does
-under torch's DDP, and is then the plain batch normalisation of the batch of all:
+torch's layer uses a process group of its own, and only on GPUs; without one it silently uses the statistics of
+its own batch. In a synchronous loop with one model it uses the workers of the run instead, as it does
+under torch's DDP, and is then plain batch normalization over the global batch:
 
     n = sum_k n_k    m = sum_k n_k m_k / n    n v = sum_k n_k (v_k + (m_k - m)^2)
     dx = g / s (dy - (sum_k c_k sum(dy_k) + x^ sum_k c_k sum(dy_k x^_k)) / (c n))    x^ = (x - m) / s,  s^2 = v + eps
 
-n_k, m_k, v_k: pictures (times places), mean and variance of a channel at worker k (T. Chan, G. Golub, R. LeVeque,
-"Updating formulae and a pairwise algorithm for computing sample variances", 1979). c_k: what its loss counts in the
-mean of all gradients; c: the same of the worker whose dx it is.
+n_k, m_k, v_k: images (times positions), mean and variance of a channel at worker k (T. Chan, G. Golub, R. LeVeque,
+"Updating formulae and a pairwise algorithm for computing sample variances", 1979). c_k: weight of its loss in the
+mean of all gradients; c: the weight at the worker that computes dx.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class NormPeers:
     """The other workers, to one worker's layers.
 
     Args:
-        workers: all of them, on a communicator that nothing else uses.
-        weight: returns what the pass under way counts, in units of a full batch.
+        workers: communicator of all workers, used by nothing else.
+        weight: function that returns the weight of the current pass, in units of a full batch.
         waiting: entered while this worker waits for the others.
     """
 

@@ -1,7 +1,7 @@
 """AugMix: an image mixed with a mixture of several chains of operations on it.
 
 Paper: D. Hendrycks and others, "AugMix: a simple data processing method to improve robustness and uncertainty", ICLR
-2020, arXiv:1912.02781. Its loss between several views of an image is left out.
+2020, arXiv:1912.02781. Its loss between several views of an image is not implemented.
 
     out = (1 - m) x + m sum_i w_i chain_i(x),    w ~ Dirichlet(1, …, 1) of `width`,    m ~ uniform[0, 1)
     chain_i: 1 to 3 operations, each of strength ~ uniform[0, strength / 10)

@@ -32,7 +32,7 @@ class Erasing(Config):
 
     Attributes:
         probability: probability that an image has one.
-        smallest: least share of the image's area.
+        smallest: minimum share of the image's area.
         largest: largest share of the image's area.
         fill: `zero` (the mean color, as images are normalized), or `noise`, uniform from black to white.
     """

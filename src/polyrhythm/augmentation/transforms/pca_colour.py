@@ -42,7 +42,7 @@ class PCAColour(Config):
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
         if images.shape[1] != len(_VALUES):
             raise RequestError(
-                f"pca_colour needs pictures in three colours, not in {images.shape[1]}: leave it out"
+                f"pca_colour needs images with three channels, not in {images.shape[1]}: leave it out"
             )
         shares = torch.stack([_normal(draws) for _ in _VALUES], 1) * self.strength
         if self.strength == 0:

@@ -51,7 +51,7 @@ class Window(Config):
         height, width = images.shape[2:]
         if self.size > min(height, width):
             raise RequestError(
-                f"a window of {self.size} pixels does not fit into pictures of {height} by {width}: give a smaller one"
+                f"a window of {self.size} pixels does not fit into images of {height} by {width}: give a smaller one"
             )
         top, left = draws.integers(0, height - self.size), draws.integers(0, width - self.size)
         return torch.stack((top, left), 1)

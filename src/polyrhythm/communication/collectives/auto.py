@@ -56,7 +56,7 @@ def measure_links(ranks: Communicator, tag: int = 0) -> Machine:
     """Measure latency, overhead and bandwidth; all ranks must call it, and all get the same figures.
 
     Args:
-        ranks: at least two.
+        ranks: communicator with at least two members.
         tag: tag of the messages, which no other process uses in the meantime.
     """
     measured = torch.zeros(3, dtype=torch.float64)
@@ -95,11 +95,11 @@ def _quickest_s(ranks: Communicator, peer: int, serves: bool, stroke: tuple[int,
 
 
 def largest(ranks: Communicator, figures: Tensor, tag: int = 0) -> Tensor:
-    """Return the largest of all ranks' figures, one by one; all ranks must call it, and all get the same.
+    """Return the element-wise maximum over all ranks; all ranks must call it, and all get the same result.
 
     Args:
-        ranks: at least two.
-        figures: `(n,)`, of this rank.
+        ranks: communicator with at least two members.
+        figures: `(n,)`, numbers of this rank.
         tag: tag of the messages, which no other process uses in the meantime.
     """
     if ranks.rank:

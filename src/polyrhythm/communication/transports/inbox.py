@@ -165,7 +165,7 @@ class Inbox:
         return self._told.get((want.context, want.source, rank), 0) < self._losses.get(rank, 0)
 
     def _succeeds_unheard(self, rank: int, want: Want) -> bool:
-        """Return whether a rank is the replacement of one whose loss this receiver has not been notified of."""
+        """Return whether a rank is a replacement, and this receiver has not been notified of the failure before it."""
         return rank not in self._lost and self._is_news(rank, want)
 
 
@@ -226,7 +226,7 @@ class EarlyMessages:
         messages, waiting_bytes = self._all_messages[sender] + 1, self._all_bytes[sender] + nbytes
         if messages > MOST_EARLY or waiting_bytes > most_bytes + messages * HEADER_BYTES:
             raise MalformedMessage(
-                f"{messages:,} messages with {waiting_bytes:,} bytes came for communicators that this rank has not "
+                f"{messages:,} messages with {waiting_bytes:,} bytes arrived for communicators that this rank has not "
                 f"made, where {MOST_EARLY:,} messages and {most_bytes:,} bytes of payload may wait",
                 Reason.EARLY,
             )

@@ -45,10 +45,10 @@ class Membership(Protocol):
         """A link from a peer is open."""
 
     def deliver(self, context: int, source: Peer, message: Message) -> None:
-        """Deliver a message.
+        """Queue a received message for its communicator.
 
         Raises:
-            MalformedMessage: it cannot be kept; nothing has been changed.
+            MalformedMessage: the message cannot be queued; the queues are unchanged.
         """
 
     def lose(self, peer: Peer) -> None:

@@ -92,7 +92,7 @@ as fast, they do.
 
 _UNCUT_BYTES = 1 << 40
 END_OF_RECORD = getattr(socket, "MSG_EOR", 0)
-"""Flag of a call whose last byte ends a packet: without it the system would put two records into one packet."""
+"""Flag of a call with the last byte of a packet: without it the system would merge two records into one packet."""
 
 _BACKLOG = 4096
 _DIALLING_S = 5.0
@@ -134,7 +134,7 @@ def dial(address: str, port: int, hold: Callable[[TcpSocket], None]) -> TcpSocke
     Args:
         address: address of its host.
         port: TCP port of it.
-        hold: receives the socket before any wait; closing it ends the wait.
+        hold: receiver of the socket before any wait; closing it ends the wait.
 
     Raises:
         OSError: it cannot be reached, or it refuses; or no more files may be open.
@@ -151,7 +151,7 @@ def dial(address: str, port: int, hold: Callable[[TcpSocket], None]) -> TcpSocke
 
 
 def tune(connection: socket.socket) -> None:
-    """Set the options of a connection; those that this system lacks are left out."""
+    """Set the options of a connection; options that this system lacks are skipped."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

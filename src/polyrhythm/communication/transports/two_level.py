@@ -222,7 +222,7 @@ def make_shared(
         members: the ranks of all, among all ranks of the run.
         introductions: introductions of all, as JSON.
         meet: exchanges texts with the others.
-        network: makes collectives without shared memory for some members, this one among them.
+        network: factory of collectives without shared memory for some members, this one among them.
     """
     levels = Levels.of([host_of(introduction) for introduction in introductions])
     host = levels.hosts[levels.host(member)]

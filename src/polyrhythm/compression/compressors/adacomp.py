@@ -74,7 +74,7 @@ class AdaComp(Compressor):
         first = 2 * SCALAR_BYTES
         count = int(values_of(payload[SCALAR_BYTES:first], torch.int32)) if payload.numel() >= first else -1
         if payload.numel() != first + SCALAR_BYTES * count:
-            raise MalformedMessage(f"{payload.numel()} bytes came for {count} numbers of one size")
+            raise MalformedMessage(f"{payload.numel()} bytes arrived for {count} numbers of one size")
         scale = float(values_of(payload[:SCALAR_BYTES], torch.float32))
         words = values_of(payload[first:], torch.int32).long() % _WORD
         indices = words >> 1

@@ -37,7 +37,7 @@ class DGC(TopK):
 
     Attributes:
         density: share of the numbers that travel.
-        route: as for `top_k`.
+        route: see `top_k`.
         momentum: m of the rule.
         nesterov: whether momentum looks ahead.
         masking: whether what was sent loses its momentum.

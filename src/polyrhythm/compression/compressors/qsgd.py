@@ -125,7 +125,7 @@ class QSGD(InPieces):
             else:
                 levels, negative = whole[0][piece], whole[1][piece]
             if size and int(levels.max()) > self.levels:
-                raise MalformedMessage(f"a level above {self.levels} came")
+                raise MalformedMessage(f"a level above {self.levels} arrived")
             values = buckets_of(levels.float().mul_(negative.float().mul_(-2).add_(1)), self.bucket)
             own = norms[piece.start // self.bucket : -(-piece.stop // self.bucket)]
             yield piece, (values * own[:, None]).view(-1)[:size]
@@ -185,10 +185,10 @@ def decode_entries(payload: Tensor, numbers: int) -> tuple[Tensor, Tensor]:
         MalformedMessage: the bytes are no such stream, or one of another vector.
     """
     if payload.numel() < _HEAD:
-        raise MalformedMessage("a stream of codes came without its length")
+        raise MalformedMessage("a stream of codes arrived without its length")
     entries, bits = (value % (1 << 32) for value in values_of(payload[:_HEAD], torch.int32).tolist())
     if entries > numbers or payload.numel() != _HEAD + packed_bytes(bits, 1):
-        raise MalformedMessage(f"{payload.numel()} bytes came for {entries} codes in {bits} bits")
+        raise MalformedMessage(f"{payload.numel()} bytes arrived for {entries} codes in {bits} bits")
     stream = unpack(payload[_HEAD:], bits, 1)
     ends, values = _deltas(stream)
     after_sign = (ends + 1).clamp_(max=bits)

@@ -85,12 +85,12 @@ class SufficientFactors(Compressor):
 
     def add_to(self, total: Tensor, payload: Tensor, place: Place) -> None:
         if payload.numel() < SCALAR_BYTES:
-            raise MalformedMessage("factors came without their count")
+            raise MalformedMessage("factors arrived without their count")
         count = int(values_of(payload[:SCALAR_BYTES], torch.int32))
         wanted = count * (place.rows + place.columns) if count else place.numbers
         nothing = not count and payload.numel() == SCALAR_BYTES
         if count < 0 or not (nothing or payload.numel() == SCALAR_BYTES + wanted * place.dtype.itemsize):
-            raise MalformedMessage(f"{payload.numel()} bytes came for {count} rows of sufficient factors")
+            raise MalformedMessage(f"{payload.numel()} bytes arrived for {count} rows of sufficient factors")
         numbers = values_of(payload[SCALAR_BYTES:], place.dtype)
         if not numbers.numel():
             return

@@ -83,7 +83,7 @@ class TernGrad(InPieces):
             codes = unpack(payload[start:stop], piece.stop - piece.start, _BITS)
             negative = codes >> 1
             if bool((codes & negative).any()):
-                raise MalformedMessage("a ternary number came that is none of three")
+                raise MalformedMessage("a ternary number is none of three")
             yield piece, codes.sub_(negative.mul_(3)).view(torch.int8).float().mul_(scale)
 
     def _scaler(self, vector: Tensor, bound: float) -> float:

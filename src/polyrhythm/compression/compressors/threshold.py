@@ -56,7 +56,7 @@ class Threshold(Compressor):
     def add_to(self, total: Tensor, payload: Tensor, place: Place) -> None:
         count = int(values_of(payload[:SCALAR_BYTES], torch.int32)) if payload.numel() >= SCALAR_BYTES else -1
         if payload.numel() != SCALAR_BYTES * (1 + count):
-            raise MalformedMessage(f"{payload.numel()} bytes came for {count} quanta")
+            raise MalformedMessage(f"{payload.numel()} bytes arrived for {count} quanta")
         words = values_of(payload[SCALAR_BYTES:], torch.int32).long() % _WORD
         indices = words >> 1
         check_ascending(indices, place.numbers)

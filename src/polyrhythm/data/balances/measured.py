@@ -36,7 +36,7 @@ class Measured(Balance):
         super().check(workers, batch)
         if self.weights and self.profile:
             raise RequestError(
-                f"balance {self}: weights and a profile both say how to begin: give one of them"
+                f"balance {self}: weights and a profile both set the initial sizes: give one of them"
             )
         if self.weights:
             check_weights(self, self.weights, workers, batch)

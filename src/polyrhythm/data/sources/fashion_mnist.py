@@ -38,7 +38,7 @@ GZIP = 16 + zlib.MAX_WBITS
 
 @dataclass(frozen=True)
 class VerifiedFile:
-    """A file whose uncompressed length and sha256 are known; `name` is without `.gz`."""
+    """A file with known uncompressed length and sha256; `name` is without `.gz`."""
 
     name: str
     size_bytes: int
@@ -190,7 +190,7 @@ def parse_idx(content: bytes) -> torch.Tensor:
         raise ValueError("an idx file cut short in its head")
     shape = struct.unpack(f">{content[3]}I", content[4:start])
     if len(content) - start != torch.Size(shape).numel():
-        raise ValueError(f"an idx file of {len(content) - start} numbers whose head says {shape}")
+        raise ValueError(f"an idx file of {len(content) - start} numbers with the header {shape}")
     return torch.frombuffer(bytearray(memoryview(content)[start:]), dtype=torch.uint8).view(shape)
 
 

@@ -91,7 +91,7 @@ class HuggingFace(PictureSource):
             train, check = train.part(learn), train.part(held)
             names = [whole[i] for i in learn.tolist()], [whole[i] for i in held.tolist()]
         if not len(train) or not len(check):
-            raise RequestError(f"{self.path} leaves {len(train)} training and {len(check)} test pictures")
+            raise RequestError(f"{self.path} leaves {len(train)} training and {len(check)} test images")
         return self.dataset(str(self), train, check, classes, skipped + more, names=names, held_out=not test)
 
     def _parts(self) -> dict[str, Any]:
@@ -153,13 +153,13 @@ class HuggingFace(PictureSource):
             number, reason = next(iter(bad.items()))
             more = f", and {len(bad) - 1} more cannot" if len(bad) > 1 else ""
             raise RequestError(
-                f"picture {number} of {self.path} cannot be read ({reason}){more}: leave such pictures out with "
+                f"image {number} of {self.path} cannot be read ({reason}){more}: skip such images with "
                 "--skip-unreadable"
             )
         whole = torch.tensor(
             [number for number in range(len(targets)) if number not in bad], dtype=torch.int64
         )
-        return split.part(whole), tuple(f"{self.path}: picture {number}" for number in bad)
+        return split.part(whole), tuple(f"{self.path}: image {number}" for number in bad)
 
 
 class TableSplit:
@@ -234,7 +234,7 @@ class TableSplit:
         pixels = [each for each in found if not isinstance(each, str)]
         if len(pixels) < len(found):
             reason = next(each for each in found if isinstance(each, str))
-            raise RequestError(f"a picture of {self._reading} cannot be read ({reason})")
+            raise RequestError(f"an image of {self._reading} cannot be read ({reason})")
         return pixels
 
     def _tried(self, number: int, decode: Any) -> NDArray[np.uint8] | str:
@@ -245,7 +245,7 @@ class TableSplit:
             elif cell.get("path"):
                 found = decode(cell["path"])
             else:
-                return "no picture is there"
+                return "there is no image"
         except UnreadableImage as error:
             return str(error)
         return found
@@ -280,7 +280,7 @@ def _named(table: Any, label: str) -> list[str]:
     names = getattr(kind, "names", None)
     values = table[label]
     if any(each is None or (names is not None and each < 0) for each in values):
-        raise RequestError(f"the column {label} lacks labels of some pictures: name another split or column")
+        raise RequestError(f"the column {label} lacks labels of some images: name another split or column")
     return [normal(names[each] if names is not None else str(each)) for each in values]
 
 

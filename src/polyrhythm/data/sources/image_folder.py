@@ -114,13 +114,17 @@ def _left_out(
         with suppress(OSError):  # a folder may be passed through that cannot be listed
             beside = sorted(str(entry) for entry in root.iterdir() if entry not in parts)
     kinds = (
-        ("entry", f"not read, beside {parts[0].name}", beside),
+        ("entry", f"not read, next to {parts[0].name}", beside),
         (
             "file",
             "not read, for an ending that no image has",
             [path for each in listings for path in each.other_files],
         ),
-        ("file", "not read, beside the classes' folders", [path for each in listings for path in each.loose]),
+        (
+            "file",
+            "not read, next to the classes' folders",
+            [path for each in listings for path in each.loose],
+        ),
         ("link", "not followed, inside a class", [path for each in listings for path in each.links]),
         ("hidden file", "not read", [path for each in listings for path in each.hidden]),
     )

@@ -2,8 +2,8 @@
 
 The table lists, image by image, its labels, their confidence, and the subsets and split that it belongs to.
 
-B. Jou and others, "Visual affect around the world" (MVSO), ACM Multimedia 2015, arXiv:1508.03868, whose
-adjective-noun pairs come with subsets of different trust (tag-restricted, tag-pool); trained on by V. Campos
+B. Jou and others, "Visual affect around the world" (MVSO), ACM Multimedia 2015, arXiv:1508.03868, has
+adjective-noun pairs with subsets of different trust (tag-restricted, tag-pool); trained on by V. Campos
 and others, ICCS 2017.
 
     image,labels,confidence,subset,split
@@ -68,9 +68,7 @@ def read_manifest(path: Path) -> list[Row]:
     if not found:
         raise RequestError(f"{path} lists no images: give it lines below its heading")
     if len({bool(row.split) for row in found}) > 1:
-        raise RequestError(
-            f"{path} says of some images which split they are in, and not of others: say it of all"
-        )
+        raise RequestError(f"{path} has a split for some images, and none for others: give all of them one")
     return found
 
 
@@ -181,7 +179,7 @@ class Manifest(PictureSource):
         subset: only images of this subset, in training and test; empty: all. Classes are those of the whole table, so
             that a network trained on one subset can be tested on another.
         labels: `best` uses an image's most confident label, `every` one sample per label. Test images have their best.
-        min_confidence: least confidence of a label; labels below it are left out.
+        min_confidence: minimum confidence of a label; labels below it are dropped.
         duplicates: a training image with the same bytes as a test image: `drop` it, `keep` it, or `refuse` the data.
         skip_unreadable: leave out images that are missing or broken, and test images of classes that training lacks.
     """

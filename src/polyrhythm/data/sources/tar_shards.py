@@ -101,7 +101,7 @@ class TarShards(PictureSource):
     ) -> Dataset:
         if not len(train) or not len(test):
             raise RequestError(
-                f"{self.files} leaves {len(train)} training and {len(test)} test pictures: add some"
+                f"{self.files} leaves {len(train)} training and {len(test)} test images: add some"
             )
         return self.dataset(str(self), train, test, classes, names=names, held_out=held_out)
 

@@ -210,7 +210,7 @@ async def answer(
     try:
         if await reader.readexactly(len(GREETING)) != GREETING:
             raise RequestError(
-                f"{address} is no run of ours: name the address that `polyrhythm train --listen` says"
+                f"{address} is no run of ours: name the address that `polyrhythm train --listen` prints"
             )
         theirs = await reader.readexactly(NONCE_BYTES)
         ours = nonce()
@@ -220,7 +220,7 @@ async def answer(
         proof = await reader.readexactly(PROOF_BYTES) if verdict == _KNOWN else b""
     except asyncio.IncompleteReadError:
         raise RequestError(
-            f"{address} hung up: is it the address that `polyrhythm train --listen` says?"
+            f"{address} hung up: is it the address that `polyrhythm train --listen` prints?"
         ) from None
     if verdict == CROWDED:
         raise Crowded

@@ -155,7 +155,7 @@ class JoinClient:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise RequestError(
             f"{self._address} is crowded: too many connections that do not know its token keep it busy; try again, or "
-            "look who opens them"
+            "find out which process opens them"
         )
 
     async def _enter_once(self) -> Channel:
@@ -169,7 +169,7 @@ class JoinClient:
                     raise
         except TimeoutError:
             raise RequestError(
-                f"{self._address} does not answer: is it the address that `polyrhythm train --listen` says?"
+                f"{self._address} does not answer: is it the address that `polyrhythm train --listen` prints?"
             ) from None
         except ConnectionResetError:
             raise
@@ -178,8 +178,8 @@ class JoinClient:
             said = os.strerror(error.errno or 0) if isinstance(error, ConnectionError) else error.strerror
             why = said if error.errno else error
             raise RequestError(
-                f"cannot reach {self._address} ({why}): is the run under way, and the address "
-                "that `polyrhythm train --listen` says?"
+                f"cannot reach {self._address} ({why}): is the run still active, and the address "
+                "that `polyrhythm train --listen` prints?"
             ) from None
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

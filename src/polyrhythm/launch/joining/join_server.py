@@ -134,7 +134,7 @@ class JoinServer:
 
     @property
     def waitables(self) -> tuple[JoinServer]:
-        """Object that becomes readable when an event is pending."""
+        """Objects that become readable when an event is pending."""
         return (self,)
 
     def open(self, inside: Inside) -> None:
@@ -216,13 +216,13 @@ class JoinServer:
             async with asyncio.timeout(PATIENCE_S):
                 return await challenge(reader, writer, self._key)
         except TimeoutError:
-            raise NotAdmitted("silent", f"it said nothing for {PATIENCE_S:g} s") from None
+            raise NotAdmitted("silent", f"it sent nothing for {PATIENCE_S:g} s") from None
         except asyncio.CancelledError:
             if task not in self._sent_away:
                 raise
             task.uncancel()
             writer.write(CROWDED)
-            raise NotAdmitted("crowd", "it had said nothing when many others came") from None
+            raise NotAdmitted("crowd", "it had sent nothing when many others connected") from None
         finally:
             self._strangers.pop(task, None)
             self._sent_away.discard(task)

@@ -79,7 +79,7 @@ def gather(rendezvous: Rendezvous, patience: Patience | None = None) -> Gathered
     """Meet the processes that are started together with this one; every rank must call it.
 
     Args:
-        rendezvous: rendezvous whose store may hold what an earlier start has left.
+        rendezvous: rendezvous; its store may hold keys of an earlier start.
         patience: time limit; None: the default.
 
     Returns:
@@ -213,7 +213,7 @@ def make_whole(start: Gathered, patience: Patience) -> None:
     """End the gathering of a start, once all of this rank's questions to the others are answered.
 
     Raises:
-        RunError: rank 0 has not come so far in time, or the store is gone.
+        RunError: rank 0 has not progressed this far in time, or the store is gone.
         StartIsVoid: the start does not count.
     """
     if start.rendezvous.rank == LEADER:

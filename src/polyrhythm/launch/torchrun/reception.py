@@ -77,7 +77,7 @@ class Reception:
         rendezvous: rendezvous of worker 0.
         roles: ranks by role, with vacant places.
         started: the ranks that torchrun has started.
-        emit: takes the run's events, one at a time.
+        emit: receiver of the run's events, one at a time.
         entrance: lets others join; None: joining is disabled.
 
     Attributes:
@@ -128,7 +128,7 @@ class Reception:
 
         Args:
             rank: rank that it had.
-            let_in: called with how many processes have had the rank before, as soon as it is free.
+            let_in: callback with the number of earlier processes of the rank, called as soon as it is free.
         """
         with self.launcher.turn:
             self._waiting[rank] = let_in
@@ -253,7 +253,7 @@ def receiving(
         outside: rendezvous of this rank as torchrun has it, where failed ranks call.
         start: start of the run, as this rank knows it.
         roles: ranks by role.
-        emit: takes events, one at a time.
+        emit: receiver of events, one at a time.
         late: ways for others to join late.
     """
     if start.rendezvous.rank != LEADER:

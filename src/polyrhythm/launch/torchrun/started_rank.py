@@ -2,7 +2,7 @@
 
 Compute threads are a host's cores, divided among its workers. torchrun passes on how many ranks it has
 started itself. There may be other torchruns on the same machine (two of them are a usual way to try several
-hosts), so ranks publish in the store on which cores of which machine they may run.
+hosts), so ranks publish their machine and their usable cores in the store.
 
 One host's notice of preemption is shared by all ranks, so that all leave with the same status:
 
@@ -160,7 +160,7 @@ def run_under_torchrun(
 
     Args:
         job: training job.
-        emit: takes the run's events, one at a time; called on rank 0 only, but for notices.
+        emit: receiver of the run's events, one at a time; called on rank 0 only, but for notices.
         threads: compute threads of each worker; None shares the host's cores out.
         admission: ways for others to join; None: joining is disabled.
         gather_s: seconds for which ranks wait for each other at the start.
@@ -194,7 +194,7 @@ def lead_part(
         parts: parts of the run.
         number: number of the part.
         job: job of it, resumed or not.
-        emit: takes the run's events, one at a time.
+        emit: receiver of the run's events, one at a time.
         threads: compute threads of each worker; None shares the host's cores out.
         gather_s: seconds for which ranks wait for each other.
     """
@@ -216,7 +216,7 @@ def follow_parts(
 
     Args:
         parts: parts of the run.
-        emit: takes notices.
+        emit: receiver of notices.
         threads: compute threads of each worker; None shares the host's cores out.
         gather_s: seconds for which ranks wait for each other at the start of a part.
 
@@ -428,7 +428,7 @@ class SharedNotice:
     Args:
         preemption: preemption of this host.
         rendezvous: rendezvous of the rank.
-        emit: takes the run's events.
+        emit: receiver of the run's events.
     """
 
     def __init__(self, preemption: Preemption, rendezvous: Rendezvous, emit: Callable[[Event], None]) -> None:
@@ -464,7 +464,7 @@ class SharedNotice:
             return self._preemption.begun
 
     def _exit_in_time(self) -> None:
-        assert self._store is not None, "no notice comes where none is possible"
+        assert self._store is not None, "no notice arrives where none is possible"
         with suppress(RuntimeError):
             self._store.set(_COME, "")
         if not self._over.wait(self._preemption.left_s):

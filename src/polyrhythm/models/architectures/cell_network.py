@@ -1,4 +1,4 @@
-"""A network of equal cells, each a small graph whose edges may be chosen: the space of a search for networks.
+"""A network of equal cells, each a small graph with edges that may be chosen: the space of a search for networks.
 
 X. Dong, Y. Yang, "NAS-Bench-201: extending the scope of reproducible neural architecture search", ICLR 2020, arXiv
 2001.00326, section 2.
@@ -40,11 +40,11 @@ class CellNetwork(Config):
 
     Attributes:
         e01: the edge from node 0 to node 1, and so on.
-        e02: from 0 to 2.
-        e12: from 1 to 2.
-        e03: from 0 to 3.
-        e13: from 1 to 3.
-        e23: from 2 to 3.
+        e02: the edge from node 0 to node 2.
+        e12: the edge from node 1 to node 2.
+        e03: the edge from node 0 to node 3.
+        e13: the edge from node 1 to node 3.
+        e23: the edge from node 2 to node 3.
         channels: channels of the first stage; the next has twice as many, the last four times.
         cells: cells of a stage.
     """
@@ -68,7 +68,7 @@ class CellNetwork(Config):
         """
         if not self.leads_through():
             raise RequestError(
-                f"{self}: no way leads through its cells, so all pictures would look alike: give one of the edges on a "
+                f"{self}: no way leads through its cells, so all images would look alike: give one of the edges on a "
                 "way from 0 to 3 another kind than zero"
             )
         return self.of_cells(classes, image_shape, lambda width: Cell(self, width))
@@ -89,7 +89,8 @@ class CellNetwork(Config):
         inputs, height, width = image_shape
         if min(height, width) < _SHORTEST_SIDE:
             raise RequestError(
-                f"model cell_network cannot take pictures of {height}x{width}: both sides need {_SHORTEST_SIDE} pixels "
+                f"model cell_network does not support images of {height}x{width}: both sides need "
+                f"{_SHORTEST_SIDE} pixels "
                 "or more, give --image-size"
             )
         widths = [self.channels * 2**stage for stage in range(self.stages)]
@@ -121,7 +122,7 @@ class Cell(nn.Module):
     """A cell: maps (B, C, H, W) to the same shape.
 
     Args:
-        network: has its edges.
+        network: configuration with its edges.
         width: C.
     """
 

@@ -50,7 +50,8 @@ class CifarResNet(Config):
         channels, height, width = image_shape
         if min(height, width) < _SHORTEST_SIDE:
             raise RequestError(
-                f"model cifar_resnet cannot take pictures of {height}x{width}: both sides need {_SHORTEST_SIDE} pixels "
+                f"model cifar_resnet does not support images of {height}x{width}: both sides need "
+                f"{_SHORTEST_SIDE} pixels "
                 "or more, give --image-size"
             )
         blocks = (self.depth - 2) // (2 * _STAGES)

@@ -80,7 +80,8 @@ class DeepImage(Config):
 def _stages_for(side: int) -> int:
     if side < _SHORTEST_SIDE:
         raise RequestError(
-            f"model deep_image cannot take pictures with a side of {side}: it needs {_SHORTEST_SIDE} pixels or more, "
+            f"model deep_image does not support images with a side of {side}: it needs {_SHORTEST_SIDE} pixels or "
+            "more, "
             "give --image-size"
         )
     return max(stages for stages in range(1, len(_SHARES) + 1) if side >> stages >= _SHORTEST_LEFT)

@@ -6,7 +6,7 @@ IEEE 86(11), 1998.
     F_i = relu(maxpool_2x2(conv_5x5(F_{i-1})))  for i = 1, 2;   logits = W_2 relu(W_1 flat(F_2) + b_1) + b_2
 
 `widths` are the numbers of maps in F_1 and F_2, `hidden` is the length of b_1. Departures: the paper's layer
-of 84 units and its radial-basis output are left out, and dropout before W_2 can be switched on. Nothing is
+of 84 units and its radial-basis output are omitted, and dropout before W_2 can be switched on. Nothing is
 padded, except where a side is shorter than 16 pixels (`digits`): there 5x5 windows without padding would
 leave nothing, so both convolutions keep the size of what they read.
 """
@@ -54,7 +54,7 @@ class LeNet5(Config):
         channels, height, width = image_shape
         if min(height, width) < _SHORTEST_SIDE:
             raise RequestError(
-                f"model lenet5 cannot take pictures of {height}x{width}: "
+                f"model lenet5 does not support images of {height}x{width}: "
                 f"both sides need {_SHORTEST_SIDE} pixels or more, give --image-size"
             )
         padding = 2 if min(height, width) < _SHORTEST_UNPADDED_SIDE else 0

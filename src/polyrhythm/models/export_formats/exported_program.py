@@ -30,7 +30,7 @@ class ExportedProgram(Config):
                 or for larger ones.
         """
         if any_size:
-            raise RequestError("exported_program takes pictures of one size: name an .onnx or a .pt file")
+            raise RequestError("exported_program supports images of one size: name an .onnx or a .pt file")
         program = torch.export.export(network, (pictures,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         # By way of memory: on a full disk torch's own writer ends the process.
         written = io.BytesIO()

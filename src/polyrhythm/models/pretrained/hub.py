@@ -29,7 +29,7 @@ class Hub(Config):
     """Weights of the hub.
 
     Attributes:
-        repository: as `owner/name`, such as `timm/resnet18.a1_in1k`.
+        repository: repository as `owner/name`, such as `timm/resnet18.a1_in1k`.
         file: name of the file in it.
         revision: a branch, a tag or a commit.
         address: URL of the hub.
@@ -51,7 +51,7 @@ class Hub(Config):
         mean = tuple(told.get("pretrained_cfg", told).get("mean", (0.485, 0.456, 0.406)))
         if mean not in _NORMALISED:
             raise RequestError(
-                f"{self.repository} was trained on pixels of mean {mean}, which pictures here cannot have: take other "
+                f"{self.repository} was trained on pixels of mean {mean}, which images here cannot have: take other "
                 "weights, or name --pixels yourself"
             )
         return _NORMALISED[mean]

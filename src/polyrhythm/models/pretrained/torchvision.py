@@ -1,7 +1,7 @@
 """Weights that torchvision publishes for its networks, by their name there, as in `ResNet18_Weights.IMAGENET1K_V1`.
 
 They are downloaded once, into the folder where torchvision itself keeps them (`TORCH_HOME`), and read without executing
-anything in them. Auxiliary heads are left out, as they are in the networks here. GoogLeNet and Inception were trained
+anything in them. Auxiliary heads are omitted, as in the networks here. GoogLeNet and Inception were trained
 on pixels from -1 to 1; torchvision hides that inside the networks, here `pixels` returns it.
 """
 
@@ -51,7 +51,9 @@ class Torchvision(Config):
         name = Path(urlparse(address).path).name
         checksum = re.search(r"-([0-9a-f]{8,})\.", name)
         if checksum is None:
-            raise RequestError(f"{address} does not say its checksum: fetch it, and name the file as weights")
+            raise RequestError(
+                f"{address} does not contain its checksum: fetch it, and name the file as weights"
+            )
         path = fetched(address, Path(torch.hub.get_dir()) / "checkpoints" / name, checksum[1])
         found = read_tensors(path)
         return {name: tensor for name, tensor in found.items() if not name.startswith(_AUXILIARY)}

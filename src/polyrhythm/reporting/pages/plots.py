@@ -1,6 +1,6 @@
-"""The plots of a report, as descriptions that plotly draws in the browser, or into picture files.
+"""The plots of a report, as descriptions that plotly draws in the browser or exports to image files.
 
-Colours of text and grid come from the page, which may be light or dark.
+Colors of text and grid are those of the page, which may be light or dark.
 
     report.html ─ plot 0, plot 1, … ─▶ plots/training-loss.png, plots/test-accuracy-over-epochs.png, …
 
@@ -65,7 +65,7 @@ class Plot:
 
 
 _SKIPPED = 10
-"""One of so many first points of a curve of accuracies may lie outside of its plot."""
+"""One in this many points of an accuracy curve, the first ones, may lie outside its plot."""
 
 
 def accuracy_axis(curves: Iterable[Sequence[float]], target: float | None = None) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def accuracy_axis(curves: Iterable[Sequence[float]], target: float | None = None
         curves: accuracies in the order of the tests.
         target: a line that the plot has to show, too.
     """
-    shown = [value for curve in curves for value in list(curve)[math.ceil(len(curve) / _SKIPPED) :] or curve]
+    shown = [value for curve in curves for value in list(curve)[len(curve) // _SKIPPED :]]
     shown += [] if target is None else [target]
     low, high = min(shown), max(shown)
     margin = max(0.05 * (high - low), 0.005)
@@ -206,7 +206,7 @@ def _accuracy_over_epochs(figures: RunFigures) -> Plot | None:
         return None
     return Plot(
         title="Test accuracy over epochs",
-        caption="The fraction of test images whose class is the likeliest, or among the five likeliest.",
+        caption="Fraction of test images with the correct class as the most likely one, or among the five most likely.",
         traces=_accuracy(figures, [event.epoch for event in figures.evaluations]),
         x="epochs done",
         y="test accuracy",
@@ -297,7 +297,7 @@ def _learning_rate(figures: RunFigures) -> Plot | None:
         return None
     return Plot(
         title="Learning rate",
-        caption="The one in use when a worker reported.",
+        caption="Learning rate at each report of a worker.",
         traces=_worker_lines(
             figures, lambda stretch: stretch.images_seen, lambda stretch: stretch.learning_rate
         ),
@@ -397,7 +397,7 @@ def timeline(path: Path) -> Plot | None:
         told = ", ".join(f"{names[rank]} {busy.get(rank, 0.0):.0%}" for rank in ranks)
         worked = f" Bars bear the numbers of microbatches; of the step's time, {told} is work, and the rest waiting."
     return Plot(
-        title="A step of the pipeline: who worked, and who waited" if pipeline else "A step of all ranks",
+        title="A step of the pipeline: work and waiting" if pipeline else "A step of all ranks",
         caption=f"From the middle of the trace, at {begin:.3f} s; {path.name} has the others, for Perfetto{left_out}."
         + worked,
         traces=traces,
@@ -416,7 +416,7 @@ def timeline(path: Path) -> Plot | None:
 FORMATS = ("png", "svg", "pdf")
 FOLDER = "plots"
 _WIDTH, _HEIGHT, _SCALE = 900, 540, 2
-"""In CSS pixels, of which a PNG has `_SCALE` squared each."""
+"""Size in CSS pixels; a PNG has `_SCALE` squared pixels for each."""
 
 
 def write_plots(drawn: Sequence[Plot], folder: Path, formats: Collection[str]) -> list[Path]:
@@ -424,8 +424,8 @@ def write_plots(drawn: Sequence[Plot], folder: Path, formats: Collection[str]) -
 
     Args:
         drawn: the plots of a page.
-        folder: is made if it is not there.
-        formats: of `FORMATS`.
+        folder: folder; created if missing.
+        formats: formats, out of `FORMATS`.
 
     Raises:
         RequestError: a format is none of these, the extra `plots` or a browser is missing, or the folder cannot be
@@ -440,7 +440,7 @@ def write_plots(drawn: Sequence[Plot], folder: Path, formats: Collection[str]) -
         from plotly.graph_objects import Figure
     except ImportError:
         raise RequestError(
-            "pictures of plots need plotly and kaleido: pip install 'polyrhythm[plots]'"
+            "images of plots need plotly and kaleido: pip install 'polyrhythm[plots]'"
         ) from None
     figures, files = [], []
     for plot in drawn:
@@ -453,9 +453,9 @@ def write_plots(drawn: Sequence[Plot], folder: Path, formats: Collection[str]) -
         folder.mkdir(parents=True, exist_ok=True)
         if figures:
             plotly.io.write_images(fig=figures, file=files, width=_WIDTH, height=_HEIGHT, scale=_SCALE)
-    except (KaleidoError, RuntimeError) as error:  # plotly tells of a missing browser by a RuntimeError
+    except (KaleidoError, RuntimeError) as error:  # plotly raises RuntimeError if the browser is missing
         raise RequestError(
-            "pictures of plots are drawn by Chrome or Chromium, which is missing or does not start "
+            "images of plots are drawn by Chrome or Chromium, which is missing or does not start "
             f"({type(error).__name__}): install one, or save single plots as SVG from the report itself"
         ) from None
     except OSError as error:

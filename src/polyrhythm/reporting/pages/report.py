@@ -49,7 +49,7 @@ def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
         Superseded: the folder is another's.
     """
     try:
-        log = state_of(folder / LOG_FILE)  # before it is read: what is added meanwhile then counts as added
+        log = state_of(folder / LOG_FILE)  # taken before reading: later additions are then detected
     except OSError as error:
         raise RequestError(
             f"cannot read {folder / LOG_FILE}: {error.strerror}; give the folder of a run"
@@ -98,7 +98,7 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[str, Any]) -> str:
-    """Return the HTML of a report of a run that has started; sections without content are left out."""
+    """Return the HTML of a report of a run that has started; sections without content are omitted."""
     known, drawn = facts(figures), plots_of(figures, folder)
     title = f"{known['model']} on {known['data']}"
     # The first plot takes the whole width; the last one too if it would stand alone in its row.
@@ -140,7 +140,7 @@ def _banner(figures: RunFigures) -> str:
     )
     return (
         f'<div class="banner" role="status"><strong>{escape(what)}</strong> '
-        f"after {duration(figures.time_s)}: what follows is as far as it came.{reason}{kept}</div>"
+        f"after {duration(figures.time_s)}: the figures below are incomplete.{reason}{kept}</div>"
     )
 
 
@@ -203,7 +203,7 @@ def _interval(known: Mapping[str, Any]) -> str:
 
 
 def with_intervals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of classes whose 95 % confidence interval of recall, if there is one, is a text after it."""
+    """Return rows of classes, with the 95 % confidence interval of recall, if there is one, as a text."""
     found = []
     for row in rows:
         told = {name: value for name, value in row.items() if name != "recall_interval"}
@@ -212,7 +212,7 @@ def with_intervals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             before = list(told)[: list(told).index("recall") + 1]
             told = {
                 **{name: told[name] for name in before},
-                "95 % of recall": f"{100 * low:.0f} to {100 * high:.0f} %",
+                "95 % interval of recall": f"{100 * low:.0f} to {100 * high:.0f} %",
                 **{name: value for name, value in told.items() if name not in before},
             }
         found.append(told)
@@ -220,7 +220,7 @@ def with_intervals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _confusion(known: Mapping[str, Any]) -> str:
-    """Return the confusion matrix as a table: a row a class, a column what its images were taken for."""
+    """Return the confusion matrix as a table: true classes in rows, predicted classes in columns."""
     matrix, classes = (
         known.get("confusion"),
         [row.get("name", "") for row in class_rows(known.get("per_class", []))],
@@ -238,28 +238,28 @@ def _confusion(known: Mapping[str, Any]) -> str:
         )
         lines.append(f'<tr><th scope="row">{escape(str(name))}</th>{cells}</tr>')
     table = f'<table class="confusion"><tr><td></td>{head}</tr>{"".join(lines)}</table>'
-    note = "Rows are classes, columns what their test images were taken for; the deeper a colour, the larger its share."
+    note = "Rows are true classes, columns are predicted classes; deeper colors are larger shares of a row."
     return section("Confusion matrix", f'<p class="soft small">{note}</p><div class="scroll">{table}</div>')
 
 
 def _pictures(folder: Path) -> str:
-    """Return the surest mistakes and augmented samples, as far as the run has kept some."""
+    """Return the most confident mistakes and augmented samples, if the run has kept some."""
     try:
         kept = read_json_in_run(folder / "pictures.json")
         mistakes, augmented = kept["mistakes"], kept["augmented"]
         wrong = [
-            f'<figure class="picture">{_picture(each["png"], each["class"])}<figcaption>{escape(each["class"])}, taken '
+            f'<figure class="sample">{_picture(each["png"], each["class"])}<figcaption>{escape(each["class"])}, taken '
             f"for {escape(each['predicted'])} ({percent(each['probability'])})</figcaption></figure>"
             for each in mistakes
         ]
         changed = [
-            f'<figure class="picture">{"".join(_picture(png, each["class"]) for png in each["pngs"])}<figcaption>'
+            f'<figure class="sample">{"".join(_picture(png, each["class"]) for png in each["pngs"])}<figcaption>'
             f"{escape(each['class'])}</figcaption></figure>"
             for each in augmented
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
-    said = "Test images of whose wrong class the network was surest; predictions.csv has all of them."
+    said = "The most confident mistakes; predictions.csv has all test images."
     shown = section("Worst mistakes", f'<p class="soft small">{said}</p>{_gallery(wrong)}' if wrong else "")
     said = "The first training images as they are, and as the network sees them in the first epoch."
     return shown + section(
@@ -273,7 +273,7 @@ def _gallery(figures: Sequence[str]) -> str:
 
 def _picture(png: str, label: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9+/=]*", png):
-        raise ValueError("not a picture in base64")
+        raise ValueError("not an image in base64")
     return f'<img alt="{escape(label)}" src="data:image/png;base64,{png}">'
 
 
@@ -347,7 +347,7 @@ def _load(server: int, load: ServerLoad) -> str:
 
 
 def _predicted(folder: Path, figures: RunFigures, known: Mapping[str, Any]) -> str:
-    """Return the rehearsal of a run beside the run, where one was made of it (`PREDICTION_FILE`)."""
+    """Return the dry run of a run next to the run itself, if one was made of it (`PREDICTION_FILE`)."""
     try:
         told = read_json_in_run(folder / PREDICTION_FILE)
         where, rate = str(told["cluster"]), float(told["images_per_s"])

@@ -82,15 +82,15 @@ td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .interval { display: block; font-size: .875rem; font-weight: 400; letter-spacing: 0; line-height: 1.5;
   color: var(--soft); margin-top: .5rem; }
 .confusion { width: auto; font-size: .8125rem; }
-.confusion td, .confusion th { padding: .2rem .45rem; text-align: right; min-width: 2.1rem; }
+.confusion td, .confusion th { padding: .2rem .45rem; text-align: right; min-width: 2.1rem; white-space: nowrap; }
 .confusion th[scope=col] { vertical-align: bottom; }
 .confusion th[scope=col] span { writing-mode: vertical-rl; transform: rotate(180deg); max-height: 9rem;
   overflow: hidden; white-space: nowrap; }
 .hit { background: color-mix(in srgb, var(--good) var(--part), transparent); }
 .miss { background: color-mix(in srgb, var(--alarm) var(--part), transparent); }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.5rem, 1fr)); gap: .8rem; }
-.picture { padding: .5rem; font-size: .8125rem; text-align: center; overflow-wrap: anywhere; }
-.picture img { max-width: 100%; min-width: 3rem; image-rendering: pixelated; margin: 0 .1rem; }
+.sample { padding: .5rem; font-size: .8125rem; text-align: center; overflow-wrap: anywhere; }
+.sample img { max-width: 100%; min-width: 3rem; image-rendering: pixelated; margin: 0 .1rem; }
 .copyable { position: relative; }
 pre { background: var(--panel); border: 1px solid var(--rule); border-radius: 8px; padding: .9rem 1rem;
   margin: .6rem 0; overflow-x: auto; }
@@ -149,11 +149,19 @@ function draw() {
       xaxis: {...axis, ...plot.layout.xaxis}, yaxis: {...axis, ...plot.layout.yaxis}};
     const data = structuredClone(plot.data);  // plotly writes into what it is given
     const box = document.getElementById("plot-" + index);
-    const names = data.filter(trace => trace.showlegend !== false).length;
+    const named = data.filter(trace => trace.showlegend !== false && trace.name);
+    const below = layout.showlegend && layout.legend?.yanchor === "top";
+    const narrow = box.clientWidth < 560;
+    if (below && narrow) for (const trace of named) trace.name = trace.name.replace(/^(.{12,34}), /, "$1,<br>");
     // On a phone a legend below has a line a name, for which the plot itself would shrink to nothing.
-    const stacked = box.clientWidth < 560 && layout.showlegend && layout.legend?.yanchor === "top";
-    box.style.height = stacked ? 360 + 26 * names + "px" : "";
-    if (stacked) layout.legend = {...layout.legend, y: -0.3};
+    const columns = narrow ? 1 : Math.floor(box.clientWidth / 300);
+    const legend = below ? named.reduce((sum, trace) => sum + (trace.name.includes("<br>") ? 47 : 26), 0) / columns : 0;
+    // A bar is as high as its label, which may have several lines.
+    const bars = data.filter(trace => trace.orientation === "h").flatMap(trace => trace.y);
+    const lines = Math.max(0, ...bars.map(name => String(name).split("<br>").length));
+    const height = Math.max(below ? 330 + legend : 0, lines > 1 ? 70 + 16 * lines * bars.length : 0);
+    box.style.height = height ? height + "px" : "";
+    if (below) layout.legend = {...layout.legend, y: -0.2};
     Plotly.react(box, data, layout, {responsive: true, displaylogo: false,
       modeBarButtons: [["toImage", "resetScale2d"]], toImageButtonOptions: {format: "svg", filename: "plot"}});
   });
@@ -190,7 +198,7 @@ def curves(
 
     Args:
         drawn: the plots.
-        others: what can be read without JavaScript, such as "the table above does".
+        others: source of the same numbers without JavaScript, such as "the table above does".
         below: HTML under each plot; empty: none.
         wide: the plots that take the whole width.
     """
@@ -205,10 +213,10 @@ def curves(
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], best: Container[int] = ()) -> str:
-    """Return a table, whose rows are stacked on a small screen.
+    """Return a table with rows that are stacked on a small screen.
 
     Args:
-        heads: of the columns.
+        heads: headings of the columns.
         rows: cells, as HTML; columns of numbers are aligned on the right.
         best: numbers of the rows that stand out.
     """
@@ -272,10 +280,10 @@ def page(title: str, sections: Iterable[str], drawn: Sequence[Plot] = (), source
     """Return a whole HTML document that needs nothing but itself.
 
     Args:
-        title: of the window.
-        sections: HTML, in order; empty ones are left out.
-        drawn: plots, of which number `i` is drawn into the element `plot-i`; without any the library is left out.
-        source: what the page is made from, for its last line.
+        title: title of the window.
+        sections: HTML, in order; empty ones are omitted.
+        drawn: plots; plot `i` is drawn into the element `plot-i`; without plots the library is omitted.
+        source: source of the page's numbers, for its last line.
     """
     plots = [plot.to_json() for plot in drawn]
     # A "<" inside a script could end it.

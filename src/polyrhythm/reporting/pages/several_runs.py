@@ -80,9 +80,9 @@ def render_comparison(comparison: Comparison, folder: Path, command: str) -> str
     """Return the HTML of a comparison: verdict, table and curves.
 
     Args:
-        comparison: of the runs.
-        folder: where the page will stand; links to runs' reports are relative to it.
-        command: that repeats the comparison; nothing if there is none.
+        comparison: comparison of the runs.
+        folder: folder of the page; links to runs' reports are relative to it.
+        command: command that repeats the comparison; empty if there is none.
     """
     first = comparison.rows[0].runs[0]
     ways = counted(len(comparison.rows), "way")
@@ -106,10 +106,10 @@ class PlanTable:
     """A plan as the terminal and its report show it.
 
     Attributes:
-        heading: what is planned.
+        heading: heading of the plan.
         reason: why the recommended choice is recommended.
-        command: that runs it.
-        heads: of the ranking's columns.
+        command: command of the recommended choice.
+        heads: headings of the ranking's columns.
         rows: the ranking; the recommended choice is first.
         notes: sentences below it.
         left_out: candidates that are no choice, with the reason.
@@ -125,13 +125,13 @@ class PlanTable:
 
 
 def render_plan(plan: PlanTable, comparison: Comparison, folder: Path, command: str) -> str:
-    """Return the HTML of a plan: recommendation, ranking, what was left out, and the trials.
+    """Return the HTML of a plan: recommendation, ranking, excluded candidates, and the trials.
 
     Args:
         plan: the plan.
-        comparison: of its trials.
-        folder: where the page will stand; links to runs' reports are relative to it.
-        command: that repeats the plan.
+        comparison: comparison of its trials.
+        folder: folder of the page; links to runs' reports are relative to it.
+        command: command that repeats the plan.
     """
     first = comparison.rows[0].runs[0]
     drawn = comparison_plots(comparison)
@@ -303,7 +303,7 @@ def _losses(comparison: Comparison, clock: str) -> Plot | None:
         return None
     return Plot(
         title="Training loss over time",
-        caption="Mean over all workers' reports; colours as in the first plot.",
+        caption="Mean over all workers' reports; colors as in the first plot.",
         traces=traces,
         x=clock,
         y="training loss",
@@ -381,7 +381,7 @@ def _times(comparison: Comparison) -> Plot | None:
     times, errors = [row.mean(reach) for row in rows], _errors([row.deviation(reach) for row in rows])
     return Plot(
         title=f"Time to {target}",
-        caption="Of the first test that reaches it, mean over seeds; rows of which a seed never does are left out.",
+        caption="Time of the first test that reaches it, mean over seeds; rows are omitted if a seed never does.",
         traces=[_bars(_names(comparison, rows), times, _colours(comparison, rows), error_x=errors)],
         x=_clock(comparison),
         y="",
@@ -451,8 +451,8 @@ def render_search(search: Search, folder: Path, command: str) -> str:
 
     Args:
         search: its trials.
-        folder: where the page will stand; links to runs' reports are relative to it.
-        command: that repeats it.
+        folder: folder of the page; links to runs' reports are relative to it.
+        command: command that repeats the search.
     """
     title = f"Search by {search.method}: {len(search.trials)} trials"
     drawn = search_plots(search)
@@ -632,7 +632,7 @@ def render_ensemble(figures: Mapping[str, Any], *, student: bool) -> str:
     """Return the HTML of an ensemble's report: its members alone and together, and the network that learned from them.
 
     Args:
-        figures: of the ensemble, as `train --json` prints them.
+        figures: results of the ensemble, as `train --json` prints them.
         student: whether they are those of a network that learned from the members.
     """
     members, folder = figures["members"], Path(figures["run"])
@@ -666,7 +666,7 @@ def _tested_cells(tested: Mapping[str, Any]) -> list[str]:
     return [escape(cell) for cell in cells]
 
 
-# Robustness: what pictures may suffer before networks err
+# Robustness: accuracy of networks on distorted images
 
 
 def write_robustness(
@@ -675,10 +675,10 @@ def write_robustness(
     """Write the page.
 
     Args:
-        path: of the file.
+        path: path of the file.
         data: name of the data set.
-        models: as `polyrhythm.robustness` returns them.
-        pictures: for every kind of change, a JPEG file: a picture as it is, and at every strength.
+        models: results of `polyrhythm.robustness`.
+        pictures: for every kind of change, a JPEG file with an unchanged image and every strength.
 
     Raises:
         RequestError: it cannot be written.
@@ -697,7 +697,7 @@ def write_robustness(
 
 
 def robustness_plots(models: Sequence[Mapping[str, Any]]) -> list[Plot]:
-    """Make a plot for every kind of change, with a line a model; step 0 is the picture as it is."""
+    """Return a plot for every kind of change, with one line per model; step 0 is the unchanged image."""
     return [
         Plot(
             title=decline["name"].replace("_", " "),
@@ -722,7 +722,7 @@ def robustness_plots(models: Sequence[Mapping[str, Any]]) -> list[Plot]:
 
 def _strip(name: str, pictures: Mapping[str, bytes]) -> str:
     address = base64.b64encode(pictures[name]).decode("ascii")
-    what = f"a test picture as it is, and under {name.replace('_', ' ')}, ever stronger"
+    what = f"a test image, unchanged and under {name.replace('_', ' ')}, ever stronger"
     return f'<img style="width:100%" alt="{escape(what)}" src="data:image/jpeg;base64,{address}">'
 
 
@@ -742,7 +742,7 @@ def _of_kinds(model: Mapping[str, Any]) -> str:
         for each in model["declines"]
     )
     heading = (
-        f"<h3>{escape(model['weights'])}: {100 * model['clean_top1']:.1f} % on the pictures as they are"
+        f"<h3>{escape(model['weights'])}: {100 * model['clean_top1']:.1f} % on unchanged images"
         f"{_summary(model)}</h3>"
     )
     return f'{heading}<div class="scroll"><table>{rows}</table></div>'

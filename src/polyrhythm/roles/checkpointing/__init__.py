@@ -1,1 +1,1 @@
-"""What a run keeps: checkpoints of all ranks, read back whole, cut anew where the number of ranks has changed."""
+"""Saving of a run: checkpoints of all ranks, read back whole, resharded where the number of ranks has changed."""

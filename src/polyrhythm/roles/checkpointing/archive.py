@@ -287,7 +287,7 @@ class Archive:
     def _newest_whole(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
         found = checkpoints(self._folder)
         if not found:
-            raise RequestError(f"there is no checkpoint in {self._folder}: start the run anew")
+            raise RequestError(f"there is no checkpoint in {self._folder}: start a new run")
         damaged: RequestError | None = None
         for path in found:
             try:
@@ -297,7 +297,7 @@ class Archive:
                 continue
             if damaged is not None:
                 self.remarks.append(
-                    f"{damaged}, and the run goes on from that: epoch {facts['epoch']}, step {facts['step']}"
+                    f"{damaged}, and the run continues from that: epoch {facts['epoch']}, step {facts['step']}"
                 )
             return path, tensors, facts
         assert damaged is not None
@@ -326,8 +326,9 @@ class Archivist:
     Args:
         archive: archive to write to.
         activity: activity of the rank, for its watchdog.
-        say: receiver of events, which sets their times; called on the thread that calls this object.
-        beside: whether to write on another thread; in virtual time, where writing takes none, it is done at once.
+        say: receiver of events, which sets their times; called on the thread of the caller.
+        beside: whether to write on a background thread; in virtual time, where writing takes none, it is done
+            at once.
     """
 
     def __init__(
@@ -385,7 +386,7 @@ class Archivist:
         except Superseded:
             raise
         except RunError as error:  # anything else is a bug
-            self._say(Notice(time_s=0, text=f"{error}, and training goes on"))
+            self._say(Notice(time_s=0, text=f"{error}, and training continues"))
             return
         self._saved_step = snapshot.step
         self._say(CheckpointSaved(time_s=0, path=path, epoch=snapshot.epoch, step=snapshot.step))
@@ -394,7 +395,7 @@ class Archivist:
 
 
 def _joined(snapshot: Snapshot, job: Job) -> Snapshot:
-    """Return a checkpoint whose workers receive the states of all, since they may train other layers than before."""
+    """Return a checkpoint in which workers receive the states of all, since they may train other layers than before."""
     states = snapshot.workers
     held = held_by(states, job.workers, snapshot.parameters, snapshot.servers)
     given = job.strategy.resharding(job.workers, job.workers).worker_states(held, snapshot.step)
@@ -505,10 +506,10 @@ def dealt_out(snapshot: Snapshot, old: Job, job: Job, held: Held, steps: Sequenc
             else sum(job.going_on(begun).calendar.images_left(epoch) for epoch in epochs)
         )
         begun, first, epochs = Begun(left_out=left_out + count), snapshot.epoch, []
-        lost = f"{count} images whose gradients had come to nobody are left out"
+        lost = f"{count} images with gradients that no other rank has received are dropped"
     if epochs and old.draws is not job.draws:
         raise RequestError(
-            f"epoch {first + 1} is under way, and its images were {'drawn' if old.draws else 'shared out'}, as they "
+            f"epoch {first + 1} is unfinished, and its images were {'drawn' if old.draws else 'shared out'}, as they "
             f"are not with {job.strategy}: resume with {old.strategy} to the end of an epoch"
             + ("" if old.draws else ", or give --deal fixed")
         )
@@ -527,7 +528,7 @@ def dealt_out(snapshot: Snapshot, old: Job, job: Job, held: Held, steps: Sequenc
     text = lost
     if epochs:
         of = f"epoch {first + 1}" if len(epochs) == 1 else f"epochs {first + 1} to {epochs[-1] + 1}"
-        text = f"the {left} images that are left of {of} are dealt out among them"
+        text = f"the {left} remaining images of {of} are divided among them"
     return Rest(first, step, begun, deal, text)
 
 
@@ -557,7 +558,7 @@ def _notice(job: Job, before: int, merged: Merged, rest: Rest, *, buffers: bool)
     """Describe the changes to the workers' states, and to the epoch."""
     more, gone = max(0, job.workers - before), max(0, before - job.workers)
     new = f"; of batch-norm statistics, {more} new ones have worker 0's" if more and buffers else ""
-    left = f"; the batch-norm statistics of {gone} are left out" if gone and buffers else ""
+    left = f"; the batch-norm statistics of {gone} are dropped" if gone and buffers else ""
     dealt = f"; {rest.text}" if rest.text else ""
     size = job.calendar.batch_size(rest.epoch)
     return (
@@ -598,6 +599,6 @@ def recutting_notice(job: Job, states: Sequence[State]) -> str:
     apart = sum(max(steps) - min(steps) for steps in columns)
     merged = "" if not apart else f"; {apart} gradients that not all servers had yet count as applied"
     return (
-        f"resumed with {job.traits.servers} servers in place of {len(states)}: the shards are cut anew, with "
+        f"resumed with {job.traits.servers} servers in place of {len(states)}: the shards are divided again, with "
         f"the optimisers' states{merged}"
     )

@@ -151,7 +151,7 @@ def handed_over(snapshot: Snapshot, job: Job, plan: OptimizerPlan) -> tuple[Snap
     )
     momenta = "with its optimiser's state" if kept else "without an optimiser's state"
     epochs = f"{rest.epoch} epoch{'s' * (rest.epoch != 1)}"
-    text = f"{job.strategy} goes on from the model of {old.strategy} after {epochs}, {momenta}"
+    text = f"{job.strategy} continues from the model of {old.strategy} after {epochs}, {momenta}"
     if old.workers != job.workers:
         text += f", with {job.workers} workers in place of {old.workers}"
     return now, text + (f"; {rest.text}" if rest.text else "")

@@ -1,4 +1,4 @@
-"""A run's recording: whom every rank heard, in order, as one small file of the run folder."""
+"""A run's recording: the order of each rank's received messages, as one small file of the run folder."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ ARRIVALS_FILE = "arrivals.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What a replay needs beside the run's configuration.
+    """Facts that a replay needs in addition to the run's configuration.
 
     Attributes:
-        job: what identifies the run.
-        roles: which ranks did what.
+        job: facts that identify the run.
+        roles: assignment of roles to ranks.
         ranks: the arrivals of every rank that received from anyone.
         resumed: whether the run began at a checkpoint.
         outcome: `done` or `interrupted`.
-        parameters_sha256: of the final parameters.
-        device: where replicas lived, such as `cpu`.
+        parameters_sha256: SHA-256 of the final parameters.
+        device: device of the replicas, such as `cpu`.
         threads: compute threads of a worker; sums over several have another order.
         torch: its version.
-        processor: model and instruction set that worker 0 computed with; empty in recordings of before.
-        workers_lost: how often a worker was lost, of which its arrivals do not tell.
-        deal: what each unit of workers was granted, where they drew their batches; else None.
+        processor: model and instruction set that worker 0 computed with; empty in older recordings.
+        workers_lost: number of worker failures, which the arrivals do not show.
+        deal: grants of every unit of workers, with dynamic batches; else None.
     """
 
     job: dict[str, Any]
@@ -123,9 +123,9 @@ def recording_of(job: Job, roles: RoleAssignment, ranks: dict[int, Arrivals], **
     """Make the recording of a run that has just ended on this rank.
 
     Args:
-        job: what was learned.
-        roles: who did what.
-        ranks: every rank's arrivals.
+        job: training job.
+        roles: roles of the ranks.
+        ranks: arrivals of every rank.
         **ending: `outcome`, `parameters_sha256`, `workers_lost` and `deal`.
     """
     return Recording(

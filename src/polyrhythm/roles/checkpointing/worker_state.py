@@ -24,15 +24,16 @@ class WorkerState(ControlMessage):
     """An account, and the tensors that a resumed worker needs.
 
     Attributes:
-        account: what it has done.
+        account: account of its work.
         buffers: its batch-norm statistics.
         part: tensors of its strategy part.
         part_facts: the rest of its strategy part.
-        loss_scale: of float16; empty where nothing is scaled.
+        loss_scale: scale of float16 losses; empty where nothing is scaled.
         tested: its part of the test of an epoch's end, as `PartialEvaluation` packs it; empty where it has none.
-        begun: what others did of epochs, as `Begun` writes it; where the state is handed out.
-        behind: whether the worker has done fewer steps than the leader; likewise.
-        loop: where a user's own loop is on this worker, JSON-able; empty elsewhere.
+        begun: progress of others in epochs, as `Begun` writes it; set in states that the coordinator sends.
+        behind: whether the worker has done fewer steps than the coordinator; set in states that the
+            coordinator sends.
+        loop: position of a user's own loop on this worker, JSON-able; empty elsewhere.
     """
 
     KIND = Kind.RECORD
@@ -50,12 +51,12 @@ class WorkerState(ControlMessage):
     def of(
         cls, replica: Replica, account: Account, loss_scale: dict[str, Any], *, to_resume: bool = True
     ) -> WorkerState:
-        """Return a replica's state; parts that are the same on all workers come from worker 0 only.
+        """Return a replica's state; parts that are equal on all workers are taken from worker 0 only.
 
         Args:
-            replica: whose.
-            account: what it has done.
-            loss_scale: of float16.
+            replica: replica of the worker.
+            account: account of its work.
+            loss_scale: scale of float16 losses.
             to_resume: whether the state of its strategy part, which may be larger than the model, is wanted.
         """
         elsewhere = replica.part.replicated and account.worker > 0
@@ -176,10 +177,10 @@ def counted(value: Any, name: str = "a count") -> int:
 
 
 def mean_buffers(states: list[WorkerState]) -> dict[str, Tensor]:
-    """Average batch-norm statistics over workers; counters are worker 0's, who comes first.
+    """Average batch-norm statistics over workers; counters are worker 0's.
 
-    The variance between the workers' means is left out on purpose: all draw from the same pictures, so each one's
-    (unbiased) variance estimates that of all of them already, and what their means differ by is chance.
+    The variance between the workers' means is omitted on purpose: all workers sample the same images, so each
+    (unbiased) variance already estimates that of all images, and the differences of the means are noise.
     """
     first = states[0].buffers
     return {
@@ -193,11 +194,11 @@ def mean_buffers(states: list[WorkerState]) -> dict[str, Tensor]:
 def held_by(
     states: Mapping[int, WorkerState], workers: int, parameters: Tensor, servers: list[State]
 ) -> Held:
-    """Return what a strategy has of a run whose workers, of whom some may be lost, have handed in these states.
+    """Return a strategy's state from the states of its workers; some may be missing.
 
     Args:
-        states: by the workers' indices.
-        workers: how many there were.
+        states: states by the workers' indices.
+        workers: number of workers, missing ones included.
         parameters: `(n,)`, worker 0's flat vector.
         servers: the states of all servers.
     """

@@ -1,1 +1,1 @@
-"""What the worker that leads does beside learning: it tests, saves, and speaks for the run."""
+"""Duties of the coordinator in addition to training: tests, checkpoints and reports of the run."""

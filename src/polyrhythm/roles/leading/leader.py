@@ -10,12 +10,12 @@ which a waiting coordinator must notify of a failure. `EventEmitter` emits the c
 worker    ── Introduction, its latest state ─▶ new coordinator  was present before
 newcomer  ── EnterWorker ─▶ waits for admission, until some worker has sent the coordinator its untrained tensors
 
-`Stragglers` names workers whose own steps take much longer than the others':
+`Stragglers` names workers with much longer steps of their own than the others':
 
     own time of a step = (time between two reports - waiting - pauses) / steps,   over the last `WINDOW_S` seconds
     straggler          = own time > median * (1 + max(EXCESS, SPREAD / sqrt(steps)))
 
-The second term prevents random step times, whose spread is as large as their mean, from counting as slowness.
+The second term prevents random step times with a spread as large as their mean from counting as slowness.
 """
 
 from __future__ import annotations
@@ -164,13 +164,13 @@ class Leader(ControlPlane):
 
     Args:
         world: context of this rank.
-        strategy: strategy, whose fault policy decides which failures the run survives.
+        strategy: strategy; its fault policy decides which failures the run survives.
         duties: further work of the coordinator.
         ledger: record of the run so far, which a replacement of the coordinator takes over.
         replica: replica of this worker; None in a dry run, or where a user makes it later.
 
     Attributes:
-        replica: as given, or set before `enter`.
+        replica: the given replica, or the one set before `enter`.
         attendance: attendance of the workers.
         workers: latest state of each worker.
         servers: reports and states of the servers.
@@ -292,7 +292,7 @@ class Leader(ControlPlane):
     def work_done(self, record: WorkerState) -> bool:
         if self._dry:  # others hand nothing in before they leave
             return True
-        assert self.deal is not None, "only who draws asks"
+        assert self.deal is not None, "only workers with dynamic batches ask"
         self.workers.take(record)
         self.wait_for_work_done()
         while any(losses > self._counted[worker] for worker, losses in self._struck_off.items()):
@@ -626,11 +626,11 @@ class WorkerStates:
     Args:
         ranks: ranks of the workers, by their indices.
         attendance: attendance of the workers.
-        say: receiver of the coordinator's own events, whose times it sets.
+        say: receiver of the coordinator's own events; it sets their times.
 
     Attributes:
         states: latest state of every present worker.
-        final: workers whose latest state is their last.
+        final: workers that have sent their last state.
         stragglers: detector of stragglers among the workers.
     """
 
@@ -746,7 +746,9 @@ class ServerReports:
             return
         name = self.attendance.name(rank)
         self._say(
-            ServerLost(time_s=0, text=f"{name} is lost; who has kept its shard goes on with it", rank=rank)
+            ServerLost(
+                time_s=0, text=f"{name} is lost; another server with its shard continues with it", rank=rank
+            )
         )
         if self._states is not None:
             for shard in self.attendance.shards_of(rank):
@@ -813,7 +815,7 @@ class Introductions:
 
         Args:
             present: present workers.
-            handed_in: workers whose states have arrived.
+            handed_in: workers that have sent their states.
         """
         return all(
             worker in self._newcomers or not self._follows.get(worker, True) or self._has(worker, handed_in)

@@ -175,7 +175,9 @@ class TrainingDuties(Duties):
         return self.job.deck.all_images - self.deal.undealt - dealt
 
     def take_up(self) -> None:
-        assert self._ledger.began_at_s is not None, "a leader has a successor when training has started"
+        assert self._ledger.began_at_s is not None, (
+            "a coordinator is replaced only after training has started"
+        )
         self._emitter.take_up(self._ledger.began_at_s)
 
     def inherit(self) -> None:
@@ -207,7 +209,7 @@ class TrainingDuties(Duties):
             self._stop_where_reached(untested.epoch)
 
     def _lacks_test(self, snapshot: Snapshot) -> bool:
-        """Return whether a checkpoint is of the end of an epoch whose test was lost with the run that wrote it."""
+        """Return whether a checkpoint is of the end of an epoch that the saving run could not test."""
         epoch, tested = snapshot.epoch, self.job.checkpointing.tested
         if self.job.draws or tested is None or not tested < epoch < self.job.learning.epochs:
             return False
@@ -440,7 +442,8 @@ class Inheritance:
         if missing.test:
             if not (missing.at_its_end and self._agree):
                 text = (
-                    f"worker 0 was lost before the model was tested after epoch {missing.epochs}: its successor tests "
+                    f"worker 0 was lost before the model was tested after epoch {missing.epochs}: its replacement "
+                    "tests "
                     "the parameters as they are now"
                 )
                 self._emitter.say(Notice(time_s=0, text=text))
@@ -896,7 +899,7 @@ class CheckpointCollector:
     def keep_predictions(self) -> None:
         """Write the final model's predictions for every test image; emit a notice where they cannot be written.
 
-        This comes last, so that the remaining disk space is used for more important files first.
+        This is the last duty, so that the remaining disk space is used for more important files first.
         """
         found, dataset, learning = self.found, self.job.dataset, self.job.learning
         folder = self.job.checkpointing.folder

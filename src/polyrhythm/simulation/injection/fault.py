@@ -59,8 +59,8 @@ class CutLinks:
 
     Attributes:
         concerns: whether the link between two ranks is cut.
-        from_s: when it begins.
-        to_s: when the link is back.
+        from_s: start of the cut.
+        to_s: end of the cut.
     """
 
     concerns: Callable[[int, int], bool]
@@ -77,7 +77,7 @@ class FaultyLinks:
         network: moves the bytes.
         rules: rules for messages, in order.
         cuts: cuts of links.
-        on_arrival: called with every message that has arrived, before its receiver has it.
+        on_arrival: callback with every message that has arrived, before its receiver has it.
     """
 
     time: VirtualTime
@@ -153,7 +153,7 @@ class FaultyLinks:
 FAULTS = "polyrhythm.simulation.injection.faults"
 
 
-class Ground(Protocol):
+class FaultTarget(Protocol):
     """The ranks of a run, where faults happen."""
 
     @property
@@ -165,7 +165,7 @@ class Ground(Protocol):
         """The number of each rank's host."""
 
 
-class FaultyRun(Ground, Protocol):
+class FaultyRun(FaultTarget, Protocol):
     """A run, as far as faults reach into it.
 
     Attributes:
@@ -203,7 +203,7 @@ class Fault(Config):
     """One fault of a run."""
 
     @abstractmethod
-    def check(self, ground: Ground) -> None:
+    def check(self, ground: FaultTarget) -> None:
         """Check that all that it names is part of this run.
 
         Raises:
@@ -219,11 +219,11 @@ class Fault(Config):
             random: this fault's own stream.
         """
 
-    def kills(self, rank: int, ground: Ground) -> bool:
+    def kills(self, rank: int, ground: FaultTarget) -> bool:
         """Return whether this may kill a rank."""
         return False
 
-    def gives_back(self, rank: int, ground: Ground) -> bool:
+    def gives_back(self, rank: int, ground: FaultTarget) -> bool:
         """Return whether a rank has a replacement whenever this kills it."""
         return True
 
@@ -232,7 +232,7 @@ class Fault(Config):
         return 0.0
 
 
-def check_rank(fault: Fault, ground: Ground, rank: int) -> None:
+def check_rank(fault: Fault, ground: FaultTarget, rank: int) -> None:
     """Check that a rank is one of the run's.
 
     Raises:
@@ -291,7 +291,7 @@ class LinkFault(Fault):
             raise RequestError(f"fault {self.name}: source and to are the same rank {self.to}")
         return self
 
-    def check(self, ground: Ground) -> None:
+    def check(self, ground: FaultTarget) -> None:
         for rank in (self.source, self.to):
             if rank is not None:
                 check_rank(self, ground, rank)

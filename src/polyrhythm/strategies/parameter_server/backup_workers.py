@@ -41,7 +41,7 @@ class BackupWorkers(Served):
         staleness="0",
         use_it="lockstep accuracy, with a few stragglers or workers that may be lost",
         when_a_worker_dies=(
-            "up to b may be missing at once: the others go on, and a successor takes part again; with more the run "
+            "up to b may be missing at once: the others continue, and a replacement joins; with more the run "
             "stops and names them"
         ),
     )

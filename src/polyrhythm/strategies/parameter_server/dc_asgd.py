@@ -45,7 +45,7 @@ class DCASGD(Served):
         bytes_per_step="2M",
         staleness="N-1",
         use_it="as the asynchronous parameter server, where stale gradients cost accuracy",
-        when_a_worker_dies="the others go on, and a successor takes over the steps that are left",
+        when_a_worker_dies="the others continue, and a replacement takes over the remaining steps",
     )
 
     variant: Literal["c", "a"] = "a"

@@ -91,12 +91,11 @@ class Downpour(WithServers):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="M/n_push + M/n_fetch",
         staleness="2N-1 where both are 1",
-        use_it="slow networks, whose transfers hide behind computing; gradients are late, which must be acceptable",
-        when_a_worker_dies=("the others go on, and a successor takes over the steps that are left"),
+        use_it="slow networks, with transfers hidden behind compute; gradients are late, which must be acceptable",
+        when_a_worker_dies=("the others continue, and a replacement takes over the remaining steps"),
     )
     why_not_compressed: ClassVar[str] = (
-        "a worker goes on with parameters of its own, so servers could not tell what it holds: use "
-        "parameter_server"
+        "a worker continues with parameters of its own, which servers do not know: use parameter_server"
     )
 
     n_fetch: Count = 1
@@ -125,7 +124,8 @@ class Downpour(WithServers):
         return Resharding(
             after=after,
             text=(
-                "the servers go on with their parameters and optimisers, and {kept} workers with their own parameters "
+                "the servers continue with their parameters and optimizers, and {kept} workers with their own "
+                "parameters "
                 "and sums"
             ),
             newcomers="; {new} begin with the servers' parameters",

@@ -85,9 +85,9 @@ class Gaia(WithServers):
     )
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M + at most MG(G-1)/N, G sites",
-        staleness="what other sites send meanwhile: at most G-1 updates a round",
+        staleness="updates of other sites: at most G-1 per round",
         use_it="several sites with a slow network between them",
-        when_a_worker_dies="its site and the others go on, and a successor takes over the steps that are left",
+        when_a_worker_dies="its site and the others continue, and a replacement takes over the remaining steps",
     )
     why_not_compressed: ClassVar[str] = (
         "sites send no more than what has changed much, which is a compression of its own: leave compress out"
@@ -133,7 +133,7 @@ class Gaia(WithServers):
         )
         return Resharding(
             after=after,
-            text="the sites go on with their parameters, optimisers, and what they owe each other",
+            text="the sites continue with their parameters, optimizers, and unsent updates",
             servers=(STEPS, StateField("*", "keep", "server")),
             count=lambda held: self._taken(old, held),
             pushers=lambda server: len(new[server // self.servers]),
@@ -228,7 +228,7 @@ class SiteGate(SynchronousGate):
         self._post = post
         self._lag = lag
         self._waiting: list[int] = []
-        """Workers whose round is over and that wait for slower sites."""
+        """Workers that have finished their round and wait for slower sites."""
         self._reading: list[int] = []
         """Workers that wait only for announced packets."""
 
@@ -446,9 +446,9 @@ class Announcement:
     def of(cls, message: Message) -> Announcement:
         """Read what `message` packed; raise `RefusedMessage` if it carries a tensor, or the number cannot be."""
         if message.tensor is not None:
-            raise RefusedMessage(Reason.PAYLOAD, "an ANNOUNCE came with a tensor")
+            raise RefusedMessage(Reason.PAYLOAD, "an ANNOUNCE arrived with a tensor")
         if message.version < 1:
-            raise RefusedMessage(Reason.NUMBERS, f"an ANNOUNCE came of round {message.version}")
+            raise RefusedMessage(Reason.NUMBERS, f"an ANNOUNCE arrived of round {message.version}")
         return cls(message.version, message.stop)
 
 
@@ -504,7 +504,7 @@ class Post:
         return tuple(sorted(self._asleep - self._gone))
 
     def sleep(self) -> list[Reply]:
-        """Return the messages that tell the other sites not to wait for this one, since all its workers are lost."""
+        """Return messages that exempt the other sites from waiting for this one, since all its workers have failed."""
         if self._sleeps:
             return []
         self._sleeps = True
@@ -588,7 +588,7 @@ class Significance:
     """One shard's unsent updates.
 
     A packet is U with zeros for what is kept or, where that is shorter, only the numbers that are sent and their
-    places: as whole numbers of 4 bytes (8 next to float64), in the bits of the parameters' dtype.
+    indices: as integers of 4 bytes (8 next to float64), in the bits of the parameters' dtype.
 
     Args:
         values: `(n,)`, the shard, for size and dtype.

@@ -5,7 +5,7 @@ Gupta, Zhang, Wang, "Model Accuracy and Runtime Tradeoff in Distributed Deep Lea
 
     leaf      g = sum_i b_i g_i / sum_i b_i                            over its group
     root      w' = w - lr * mean over leaves, weighted with their samples
-              synchronous: of all leaves; asynchronous: of each g on its arrival
+              synchronous: over all leaves; asynchronous: one g at a time, on arrival
 
 Synchronous at both levels is the mean over all workers; asynchronous above is mixed mode. With k leaves
 (`groups`) a root receives M k times a step instead of N times.
@@ -94,8 +94,8 @@ class Hierarchical(WithServers):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M + 2MG/N, G groups",
         staleness="0 (G-1 if asynchronous)",
-        use_it="many workers, whose gradients one server could not take in",
-        when_a_worker_dies="its leaf goes on without it, and a successor begins where its group is",
+        use_it="many workers, with more gradients than one server can process",
+        when_a_worker_dies="its leaf continues without it, and a replacement begins where its group is",
     )
     why_not_compressed: ClassVar[str] = (
         "servers of groups would leave out parts of what they pass on: use parameter_server"
@@ -332,8 +332,7 @@ class LeafGate(Gate):
         there: workers that take part in the group's steps.
         ending: whether the roots have been asked for the final parameters.
         stopped: whether a worker was asked to stop.
-        absent: for each worker, the stretches of steps, `[first, one past the last]`, taken without it until
-            a replacement arrived.
+        absent: stretches of steps without each worker, `[first, last + 1]`, until a replacement arrived.
     """
 
     takes_turns = True
@@ -401,7 +400,7 @@ class LeafGate(Gate):
     def applied(self) -> Decision | None:
         """Answer when the roots have; push a mean when the group is complete and no question is open."""
         if self._answered:
-            assert self._step is not None, "the roots have said it"
+            assert self._step is not None, "the roots have sent it"
             self._answered = False
             answer = (*self._waiting, *self._entering)
             for pusher, step in self._entering.items():
@@ -531,7 +530,7 @@ class LeafRule(Rule):
 
     def configure(self, message: Message) -> None:
         if self._plan is not None:
-            raise RefusedMessage(Reason.ORDER, "a second plan came")
+            raise RefusedMessage(Reason.ORDER, "a second plan arrived")
         self._plan = Configuration.of(message).plan
 
     def begin(self, values: Tensor) -> None:

@@ -112,11 +112,11 @@ class Mixed(WithServers, SizesBuckets):
         staleness="N/R-1",
         use_it="hosts with several workers each and a slower network between hosts",
         when_a_worker_dies=(
-            "its group regroups and pushes on, and a successor joins it; other groups take no notice"
+            "its group regroups and continues, and a replacement joins it; other groups are not affected"
         ),
     )
     why_not_compressed: ClassVar[str] = (
-        "what is left out of a group's mean belongs to none of its workers: use parameter_server, or "
+        "the compression error of a group's mean belongs to none of its workers: use parameter_server, or "
         "synchronous"
     )
 
@@ -229,7 +229,7 @@ def check_inside(inside: Strategy, members: int, consistency: Consistency, merge
     output = inside.traits(members).output
     if output is GroupOutput.NOTHING:
         raise RequestError(
-            f"mixed(inside={inside}): {_reason(inside)}: use synchronous, or a strategy whose workers meet in "
+            f"mixed(inside={inside}): {_reason(inside)}: use synchronous, or a strategy with "
             "rounds, such as local_sgd"
         )
     if output is GroupOutput.GRADIENTS:
@@ -400,7 +400,7 @@ class Gradients(InsidePart):
     """Every step is a contribution, the mean of the group's gradients, since the servers own the optimizer.
 
     Args:
-        mean_of: makes the mean of a group's gradients.
+        mean_of: factory of the mean of a group's gradients.
     """
 
     follows = Follows.PLAN
@@ -454,7 +454,7 @@ class Gradients(InsidePart):
 
 
 _PLANNED = 4096
-"""Exceeds the number of members, whose sums of it must be exact."""
+"""Exceeds the number of members; sums of it over members must be exact."""
 _PART, _READ, _VECTOR = "part.", "read", "vector"
 
 
@@ -553,7 +553,7 @@ class Models(InsidePart):
         return self._rounds + (self._held is not None)
 
     def break_off(self) -> None:
-        """Give up whatever is under way, and keep what this member has moved by: servers' parameters overwrite it."""
+        """Stop all pending exchanges, and keep this member's progress: servers' parameters overwrite it."""
         self._part.exchanger.break_off()
         if self.apart and self._moved is None:
             flat = self._flat
@@ -607,7 +607,7 @@ class Models(InsidePart):
         """
         group, gradients, stops = found.group, self._flat.gradients, False
         if group.rank == holder:
-            assert self._held is not None, "it has said that it holds a mean"
+            assert self._held is not None, "it has reported a mean"
             assert self._moved is not None, "it has broken off"
             torch.neg(self._moved, out=gradients)
             step = self._held.step
@@ -759,7 +759,7 @@ class Circle:
         group: communicator of the present members; its rank 0 speaks for them.
         there: indices of the present members among all workers of the run, in the same order.
         generations: number of predecessors of each of them.
-        everybody: all members of the group, present or not.
+        everybody: all members of the group, present or absent.
         steps: contributions of the group that the servers have, where it is over.
         round: round of the present formation.
     """
@@ -963,7 +963,7 @@ def groups_of_rounds(servers: Resharding, inside: Resharding) -> Resharding:
     """Return how groups in rounds are resharded: all get the servers' parameters, and the mean of the momenta.
 
         servers     have the completed rounds ─▶ stay, and count all groups' rounds from 0
-        members     a round in progress is left out, and computed again; momenta become the mean of all
+        members     a round in progress is dropped, and computed again; momenta become the mean of all
 
     Every member begins as if it had been in the middle of a round without progress in it, since the
     step that all begin with need not be the first of one.
@@ -991,5 +991,5 @@ def groups_of_rounds(servers: Resharding, inside: Resharding) -> Resharding:
             for worker, (tensors, facts) in inside.worker_states(bare, step).items()
         }
 
-    more = "; momenta inside groups become the mean of all, and rounds under way are left out"
+    more = "; momenta inside groups become the mean of all, and rounds in progress are dropped"
     return replace(servers, workers=workers, newcomers="", remark=lambda held: servers.remark(held) + more)

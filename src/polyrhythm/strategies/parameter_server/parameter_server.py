@@ -49,8 +49,8 @@ class ParameterServer(Served):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M",
         staleness="N-1 (0 if synchronous)",
-        use_it="asynchronous: uneven machines, of which none should wait for another",
-        when_a_worker_dies="the others go on, and a successor takes over the steps that are left",
+        use_it="asynchronous: uneven machines that should not wait for each other",
+        when_a_worker_dies="the others continue, and a replacement takes over the remaining steps",
     )
 
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Asynchronous()

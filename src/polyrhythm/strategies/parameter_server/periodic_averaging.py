@@ -54,9 +54,9 @@ class PeriodicAveraging(WithServers):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M/H",
         staleness="N-1",
-        use_it="slow networks and uneven machines, of which none should wait; simpler than elastic averaging",
+        use_it="slow networks and uneven machines that should not wait; simpler than elastic averaging",
         when_a_worker_dies=(
-            "the others go on, and a successor begins at the mean with the steps that are left"
+            "the others continue, and a replacement begins at the mean with the remaining steps"
         ),
     )
     why_not_compressed: ClassVar[str] = (

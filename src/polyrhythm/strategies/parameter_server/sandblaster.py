@@ -92,7 +92,7 @@ class Sandblaster(WithServers):
         bytes_per_step="2M/portions",
         staleness="0",
         use_it="large batches and a network that is much slower than computing",
-        when_a_worker_dies="the others go on, and a successor takes over the portions that are left",
+        when_a_worker_dies="the others continue, and a replacement takes over the remaining portions",
     )
     why_not_compressed: ClassVar[str] = (
         "its line search compares exact losses along exact gradients: use parameter_server"
@@ -116,7 +116,7 @@ class Sandblaster(WithServers):
         return Resharding(
             after=after,
             text=(
-                "the servers go on with their parameters and what they know of the curvature; a batch under way is "
+                "the servers continue with their parameters and curvature estimates; a batch in progress is "
                 "left out"
             ),
             servers=(STEPS, StateField("*", "keep", "server")),
@@ -330,7 +330,7 @@ class BatchGate(RoundsGate):
 
     def check_turn(self, pusher: int) -> None:
         if pusher in self.held or pusher in self._owed:
-            raise RefusedMessage(Reason.ORDER, "a gradient came although its batch is not over")
+            raise RefusedMessage(Reason.ORDER, "a gradient arrived although its batch is not over")
 
     def arrive(self, pusher: int, step: int) -> Decision:
         self.held.add(pusher)
@@ -441,7 +441,7 @@ def gram_of(vectors: Sequence[Tensor], known: Sequence[int], products: Tensor) -
     """Return all scalar products of vectors, `(k, k)`, float64, added up in blocks, so that no vector is copied.
 
     Args:
-        vectors: each `(n,)`.
+        vectors: vectors, each `(n,)`.
         known: positions of the vectors with known `products`.
         products: `(len(known), len(known))`, float64, these.
     """

@@ -42,8 +42,8 @@ from polyrhythm.errors import RequestError, RunError
 from polyrhythm.partition.chain import Chain
 from polyrhythm.partition.deferred_statistics import DeferredStatistics
 from polyrhythm.partition.outlook import (
-    Outlook,
     Pace,
+    PipelineForecast,
     Work,
     best_copies,
     even_pace,
@@ -72,9 +72,9 @@ from polyrhythm.strategies.state import Held, Resharding, State, below, prefixed
 from polyrhythm.strategies.strategy import Facts, GroupOutput, HasStages, Paper, Strategy, Traits
 from polyrhythm.strategies.worker_part import (
     ComputesStages,
+    PipelineContext,
     SharedBatch,
     Step,
-    Surroundings,
     WorkerCalls,
     WorkerPart,
     WorkerSetting,
@@ -118,10 +118,10 @@ class Pipeline(Strategy, HasStages):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2A(K-1)",
         staleness="0; K-1-k at stage k (weight_stashing), 1 (double_buffered)",
-        use_it="networks or pictures that do not fit one device, and links too slow for whole gradients",
+        use_it="networks or images that do not fit one device, and links too slow for whole gradients",
     )
     why_not_compressed: ClassVar[str] = (
-        "its stages pass on activations, of which nothing can be made up for with the next batch: use "
+        "its stages send activations, and errors in them cannot be corrected with the next batch: use "
         "synchronous"
     )
 
@@ -197,8 +197,9 @@ class Pipeline(Strategy, HasStages):
         inside = self.inside.traits(self.most_copies)
         if inside.output is GroupOutput.NOTHING or not inside.lockstep or inside.waits_between_layers:
             raise RequestError(
-                f"{self.name}(inside={self.inside}): copies of a stage must go in step, and wait between batches only: "
-                "use synchronous, or a strategy whose workers meet in rounds, such as local_sgd"
+                f"{self.name}(inside={self.inside}): copies of a stage must be synchronous, and wait between "
+                "batches only: "
+                "use synchronous, or a strategy with rounds, such as local_sgd"
             )
         if inside.output is GroupOutput.MODELS and not self.schedule.flushes:
             raise RequestError(
@@ -321,7 +322,7 @@ class Pipeline(Strategy, HasStages):
         plan: OptimizerPlan,
         pace: Pace | None = None,
         bounds: Bounds | None = None,
-    ) -> Outlook:
+    ) -> PipelineForecast:
         """Return what is to be expected of a run.
 
         Args:
@@ -331,7 +332,7 @@ class Pipeline(Strategy, HasStages):
             images: images of a step, in one pipeline.
             plan: plan of the optimizer.
             pace: pace of the ranks; None: not known.
-            bounds: bounds of the stages, where they are not what `bounds` says.
+            bounds: bounds of the stages, where they differ from `bounds`.
         """
         ranks = self.ranks(workers)
         bounds = self.bounds(pieces, workers) if bounds is None else bounds
@@ -364,7 +365,7 @@ class Pipeline(Strategy, HasStages):
             ]
             seconds += max(exchanged)
         layers = tuple((pieces[start].name, pieces[stop - 1].name) for start, stop in pairwise(bounds))
-        return Outlook(layers, None if pace is None else seconds, bubble, tuple(memory))
+        return PipelineForecast(layers, None if pace is None else seconds, bubble, tuple(memory))
 
     def waits(self, pieces: Sequence[PieceSize]) -> bool:
         """Return whether a stage of these pieces waits for all microbatches, and computes them at once."""
@@ -384,7 +385,7 @@ class Pipeline(Strategy, HasStages):
         plan: OptimizerPlan,
         pace: Pace,
         room: Sequence[float],
-    ) -> tuple[Pipeline, Outlook]:
+    ) -> tuple[Pipeline, PipelineForecast]:
         """Return the strategy with the network cut at given places, and what is to be expected of it.
 
         Args:
@@ -401,9 +402,9 @@ class Pipeline(Strategy, HasStages):
         """
         chain, ranks = Chain(model, image), self.ranks(workers)
         pieces = chain.pieces
-        found: dict[Bounds, Outlook] = {}
+        found: dict[Bounds, PipelineForecast] = {}
 
-        def foreseen(bounds: Bounds) -> Outlook:
+        def foreseen(bounds: Bounds) -> PipelineForecast:
             if bounds not in found:
                 found[bounds] = self.outlook(chain, pieces, workers, images, plan, pace, bounds)
             return found[bounds]
@@ -432,11 +433,11 @@ class Pipeline(Strategy, HasStages):
         """Return the worker with the first copy of a rank's stages."""
         return sum(self.replicas[:rank]) if isinstance(self.replicas, tuple) else rank * self._even
 
-    def check_room(self, outlook: Outlook, room: Sequence[float]) -> None:
+    def check_room(self, outlook: PipelineForecast, room: Sequence[float]) -> None:
         """Refuse ranks that have less memory than their stages need.
 
         Raises:
-            RequestError: with the first of them.
+            RequestError: a rank has too little memory; the message names the first.
         """
         rank = _lacking(outlook, room)
         if rank is None:
@@ -466,7 +467,7 @@ class Pipeline(Strategy, HasStages):
         return replace(sizes, pieces=pieces)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        text = "all go on from worker 0's parameters, and stages are cut anew with their optimisers' states"
+        text = "all continue from worker 0's parameters, and stages are divided again with their optimizers' states"
         return Resharding(after=after, text=text, workers=lambda held, step: _joined(held, after))
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
@@ -481,7 +482,7 @@ def _timed(pieces: Sequence[PieceSize], seconds: Sequence[float]) -> Sequence[Pi
     return [replace(piece, operations=time) for piece, time in zip(pieces, seconds, strict=True)]
 
 
-def _lacking(outlook: Outlook, room: Sequence[float]) -> int | None:
+def _lacking(outlook: PipelineForecast, room: Sequence[float]) -> int | None:
     """Return the first rank that has less memory than it needs, if there is one."""
     short = (
         rank for rank, (needs, has) in enumerate(zip(outlook.ranks, room, strict=True)) if needs.most > has
@@ -547,9 +548,9 @@ class PipelineWorker(WorkerPart, ComputesStages):
         self._buffers: list[list[Tensor]] = []
         self._all = workers.subgroup("network", range(workers.size)) if workers.size > 1 else workers
         self._told = 0
-        self.outlook: Outlook | None = None
+        self.outlook: PipelineForecast | None = None
 
-    def take_network(self, model: nn.Module, image: Tensor, around: Surroundings) -> None:
+    def take_network(self, model: nn.Module, image: Tensor, around: PipelineContext) -> None:
         strategy, flat = self._strategy, self._setting.flat
         chain = Chain(model, image)
         check_stages(chain.pieces, self._ranks * self._schedule.chunks, str(strategy))
@@ -588,7 +589,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
             works.append(work)
         self._pass = PipelinePass(self._schedule, self._count, self._row, works, self._dealt)
 
-    def _pieces(self, chain: Chain, around: Surroundings) -> tuple[Sequence[PieceSize], Bounds]:
+    def _pieces(self, chain: Chain, around: PipelineContext) -> tuple[Sequence[PieceSize], Bounds]:
         """Return the pieces and the bounds of stages; of `balance=auto`, as worker 0 has measured them."""
         strategy, workers = self._strategy, self._setting.workers
         pieces: Sequence[PieceSize] = chain.pieces
@@ -614,8 +615,8 @@ class PipelineWorker(WorkerPart, ComputesStages):
         pieces: Sequence[PieceSize],
         bounds: Bounds,
         model: nn.Module,
-        around: Surroundings,
-    ) -> Outlook:
+        around: PipelineContext,
+    ) -> PipelineForecast:
         strategy, setting = self._strategy, self._setting
         pace = None
         if pieces is not chain.pieces:
@@ -766,7 +767,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
     def _microbatch(self, number: int) -> Microbatch:
         entered, position = self._entered[number // self._count], number % self._count
         place, batch = entered.slices[position], entered.batch
-        assert batch is not None, "a dry run has no pictures"
+        assert batch is not None, "a dry run has no images"
         rows = place.stop - place.start
         share = rows / max(1, len(batch.images))
         scale = 1.0 if self._schedule.updates_every(self._count) == 1 else share
@@ -782,7 +783,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
 
     def _run(self, entered: _Entered, batch: Pipelined) -> float:
         """Take a batch into the pipeline, and do what follows; return the mean loss of the latest that is known."""
-        assert self._pass is not None, "the network comes before steps"
+        assert self._pass is not None, "the network must be set before steps"
         if self._whole:
             self._own.release()
             self._whole = False

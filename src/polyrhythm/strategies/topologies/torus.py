@@ -39,7 +39,7 @@ class Torus(Topology):
         return sorted(around - {peer})
 
     def check(self, peers: int) -> None:
-        """Needs at least two rows and two columns.
+        """Check that the workers form a grid with at least two rows and two columns.
 
         Raises:
             RequestError: the number of workers has no such factors.

@@ -267,7 +267,7 @@ def _why(kubectl: str, where: list[str], name: str) -> str:
         return "Kubernetes has killed a pod for its memory: ask for more with memory="
     if "DeadlineExceeded" in found["job"]:
         return "its time was up: the deadline is that of the job, or of its namespace"
-    return f"kubectl describe {' '.join([*where, f'job/{name}'])} says why"
+    return f"kubectl describe {' '.join([*where, f'job/{name}'])} shows the reason"
 
 
 def dns_name(name: str) -> str:

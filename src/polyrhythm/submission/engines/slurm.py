@@ -35,7 +35,7 @@ _STATES = {
     "TIMEOUT": "its time was up: ask for more with time=",
     "NODE_FAIL": "a node of it has failed",
     "CANCELLED": "it was cancelled",
-    "PREEMPTED": "it was preempted, and does not come back by itself",
+    "PREEMPTED": "it was preempted, and is not requeued automatically",
     "FAILED": "it has failed",
 }
 _BY_KILL = 128 + 9
@@ -99,8 +99,7 @@ class Slurm(Engine):
     def texts(self, submission: Submission) -> Mapping[str, str]:
         if self.array and submission.words[0] != "tune":
             raise RequestError(
-                f"array={self.array} is for `tune`, whose trials several jobs share, not for {submission.words[0]}: "
-                "leave it out"
+                f"array={self.array} is for `tune`, not for {submission.words[0]}: leave it out"
             )
         if self.server_options and "-" in self.nodes:
             raise RequestError(
@@ -166,7 +165,7 @@ class Slurm(Engine):
             f"  {start} {command} {' '.join(map(shell, submission.words))}",
             "  status=$?",
             '  if [ "$status" = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; exit 75; fi',
-            "  # after a rank was killed: what is left of the run is done now, if anything is",
+            "  # after a rank was killed: the rest of the run is done now, if there is any",
             '  [ "$status" -gt 130 ] || break',
             "done",
             "exit $status",
@@ -210,7 +209,7 @@ def _directives(options: Mapping[str, str]) -> list[str]:
 def _reason(text: str) -> str:
     """Return what sbatch complains of, in a line."""
     lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
-    return "; ".join(dict.fromkeys(lines)) or "it does not say why"
+    return "; ".join(dict.fromkeys(lines)) or "it gives no reason"
 
 
 def _follow(job: str) -> tuple[str, int]:

@@ -57,12 +57,12 @@ class Host:
     """A line of the hosts file.
 
     Attributes:
-        address: as ssh takes it, perhaps with a user.
+        address: address for ssh, perhaps with a user.
         slots: ranks.
         port: TCP port of its ssh server; 0: ssh's own choice.
         python: the command that has Polyrhythm there.
         directory: directory where paths of the command begin; empty: the same folder as here.
-        data: path of the data on that host, where it differs; empty: as the command says.
+        data: path of the data on that host, where it differs; empty: the same as in the command.
     """
 
     address: str
@@ -259,7 +259,7 @@ def unpack_run(packed: IO[bytes], directory: Path, folder: Path) -> None:
 
     Raises:
         tarfile.TarError: the archive is damaged, or holds another entry, which is named; earlier entries
-        stay.
+            stay.
         OSError: a file cannot be written.
     """
     parts = [part for part in folder.parts if part not in ("/", ".")]

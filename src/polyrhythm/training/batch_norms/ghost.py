@@ -35,9 +35,7 @@ class Ghost(BatchNorm):
 
     def prepare(self, model: nn.Module) -> nn.Module:
         if self.size < 2:
-            raise RequestError(
-                f"ghost: a slice of size={self.size} has no variance: take 2 pictures at least"
-            )
+            raise RequestError(f"ghost: a slice of size={self.size} has no variance: take 2 images at least")
         layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
         if not layers:
             raise RequestError(f"{self}: the network has no batch normalisation: leave batch_norm out")

@@ -237,7 +237,7 @@ class HessianFree(Joint):
         damping: added to every eigenvalue of the curvature, in the first step.
         adaptive: whether damping follows the quadratic model's accuracy.
         iterations: iterations of conjugate gradients, at most; each is an exchange.
-        tolerance: least mean decrease of the model per iteration, as a share of all its decrease; 0:
+        tolerance: minimum mean decrease of the model per iteration, as a share of all its decrease; 0:
             anything.
         warm: share of the step before with which they begin.
         backtrack: factor by which a step shrinks until the loss falls enough.

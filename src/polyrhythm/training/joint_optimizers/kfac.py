@@ -53,7 +53,7 @@ class Layer:
         weight: matrix of the layer; `state[weight]` has the kept factors.
         bias: trained as one more column of the matrix; None: there is none.
         inputs: sum over this worker's images of a a^T, `(n, n)`; None: nothing was observed in this step.
-        outputs: the same sum of s s^T, `(m, m)`.
+        outputs: sum over this worker's images of s s^T, `(m, m)`.
     """
 
     module: nn.Linear | nn.Conv2d

@@ -48,7 +48,7 @@ class SmallLoss(Loss):
         return losses * self._kept(losses)
 
     def of_branches(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Return each sample's loss, added up over the branches whose teacher kept it: `Loss.of_branches`."""
+        """Return each sample's loss, summed over the branches with a teacher that kept it: `Loss.of_branches`."""
         losses = torch.stack([targets.cross_entropy(branch, labels) for branch in logits.unbind(1)])
         kept = torch.stack([self._kept(each) for each in losses])
         return (losses * kept.roll(-1, 0)).sum(0)

@@ -60,14 +60,14 @@ class NaturalGradientSGD(ParameterwiseOptimizer):
 
 
 class NGSGD(OptimizerConfig):
-    """Keys of NG-SGD.
+    """Configuration of NG-SGD.
 
     Attributes:
-        momentum: share of the buffer that is kept at each step.
-        rank: directions of each Fisher matrix that are distinguished; 0: none, which is plain SGD.
-        alpha: multiple of its mean that is added to each of a Fisher matrix's eigenvalues.
-        eta: share of an estimate that each renewal replaces.
-        update_every: steps from one renewal to the next, after the first ten.
+        momentum: fraction of the momentum buffer that is kept at each step.
+        rank: rank of the low-rank part of each Fisher matrix; 0: plain SGD.
+        alpha: smoothing: multiple of the mean eigenvalue of a Fisher matrix that is added to each eigenvalue.
+        eta: weight of the new estimate of a Fisher matrix at each update.
+        update_every: steps between updates of the estimates, after the first ten.
     """
 
     kind: ClassVar = NaturalGradientSGD

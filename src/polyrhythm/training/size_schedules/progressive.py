@@ -47,7 +47,7 @@ class Progressive(SizeSchedule):
         if max(self.sizes) > image_size:
             raise RequestError(
                 f"size schedule {self}: {max(self.sizes)} pixels are more than the {image_size} of the image size, "
-                "which comes last: give smaller sizes, or a larger --image-size"
+                "which is the last one: give smaller sizes, or a larger --image-size"
             )
         before_end = (size for size, end in zip(self.sizes, self.until, strict=True) if epoch < end * epochs)
         return next(before_end, image_size)

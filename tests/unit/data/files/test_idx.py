@@ -19,7 +19,7 @@ def test_reads_the_numbers_in_the_shape_of_the_head():
         (b"\x89PNG", "not an idx file"),
         (b"\x00\x00\x0d\x01\x00\x00\x00\x00", "not an idx file"),
         (b"\x00\x00\x08\x02\x00\x00\x00\x01", "cut short in its head"),
-        (b"\x00\x00\x08\x01\x00\x00\x00\x03ab", "of 2 numbers whose head says"),
+        (b"\x00\x00\x08\x01\x00\x00\x00\x03ab", "of 2 numbers with the header"),
     ],
 )
 def test_what_is_no_whole_idx_file_is_refused(content, reason):

@@ -111,7 +111,7 @@ def test_broken_pictures_and_missing_labels_are_named(tmp_path: Path) -> None:
     broken["image"][4] = {"bytes": b"no picture", "path": None}
     made = datasets.Dataset.from_dict(broken, features=table(2).features)
     datasets.DatasetDict({"train": made, "test": table(2)}).save_to_disk(tmp_path / "broken")
-    with pytest.raises(RequestError, match=r"picture 4 of .* cannot be read .*--skip-unreadable"):
+    with pytest.raises(RequestError, match=r"image 4 of .* cannot be read .*--skip-unreadable"):
         open_data(str(tmp_path / "broken"), image_size=4)
     left = open_data(str(tmp_path / "broken"), image_size=4, skip_unreadable=True)
     assert len(left.train) == 5
@@ -121,7 +121,7 @@ def test_broken_pictures_and_missing_labels_are_named(tmp_path: Path) -> None:
         {**blind, "image": [{"bytes": picture("ant", 0), "path": None}] * 4}, features=table(2).features
     )
     datasets.DatasetDict({"train": table(4), "test": hidden}).save_to_disk(tmp_path / "hidden")
-    with pytest.raises(RequestError, match="lacks labels of some pictures: name another split"):
+    with pytest.raises(RequestError, match="lacks labels of some images: name another split"):
         open_data(str(tmp_path / "hidden"), image_size=4)
 
 

@@ -242,10 +242,10 @@ def test_everything_that_is_not_read_is_counted_and_named(animals):
     (animals / "train/cat/.DS_Store").write_bytes(b"")
     (animals / "train/cat/more").symlink_to(animals / "train/dog")
     assert load(animals).remark == (
-        f"2 entries are not read, beside train: {animals}/extra, {animals}/val; "
+        f"2 entries are not read, next to train: {animals}/extra, {animals}/val; "
         "2 files are not read, for an ending that no image has: "
         f"{animals}/train/cat/01.heic, {animals}/test/dog/notes.txt; "
-        f"1 file is not read, beside the classes' folders: {animals}/train/readme.md; "
+        f"1 file is not read, next to the classes' folders: {animals}/train/readme.md; "
         f"1 link is not followed, inside a class: {animals}/train/cat/more; "
         f"1 hidden file is not read: {animals}/train/cat/.DS_Store"
     )

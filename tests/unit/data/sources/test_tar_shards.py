@@ -172,7 +172,7 @@ def test_pictures_without_a_label_are_faults(tmp_path: Path) -> None:
     _write(tmp_path / "train-9.tar", {"z.png": _png(1), "w.png": _png(2), "w.cls": b"1"})
     source = TarShards(files=f"{tmp_path}/train-*.tar", bad_records=0)
     with pytest.raises(
-        RequestError, match=r"1 bad records, such as .*train-9\.tar: z\.png has no label beside it"
+        RequestError, match=r"1 bad records, such as .*train-9\.tar: z\.png has no label next to it"
     ):
         source.load()
     assert len(TarShards(files=f"{tmp_path}/train-*.tar").load().train) == 20  # a fifth is held out

@@ -157,7 +157,7 @@ def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(entr
     assert (place.peer, place.parameters, place.roles, place.prefix) == (Peer(3, 1), 42, CAST, NAME)
     assert run.hears(Peer(3, 1), "4 0")
     said = [event.text for event in run.said if isinstance(event, Notice)]
-    assert said[:2] == ["others may join", "the place of worker 2 (rank 3) is vacant for who joins"]
+    assert said[:2] == ["others may join", "the place of worker 2 (rank 3) is vacant for a joining worker"]
     assert said[2].endswith(" takes the place of worker 2 (rank 3)")
     let_in: list[int] = []
     run.reception.call(3, let_in.append)  # its torchrun starts it again, but a guest is there

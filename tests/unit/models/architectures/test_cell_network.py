@@ -98,7 +98,7 @@ def test_a_cell_that_nothing_gets_through_is_refused(zeros: tuple[str, ...]) -> 
 
 
 def test_what_it_cannot_take_is_refused() -> None:
-    with pytest.raises(RequestError, match="cannot take pictures of 3x9"):
+    with pytest.raises(RequestError, match="does not support images of 3x9"):
         CellNetwork().create(10, (1, 3, 9))
     with pytest.raises(RequestError, match="e01"):
         build("model", "cell_network(e01=conv5)", "polyrhythm.models.architectures")

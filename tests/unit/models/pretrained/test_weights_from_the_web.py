@@ -125,7 +125,7 @@ def test_a_file_that_came_only_in_part_is_not_kept(folder: Path) -> None:
 
         thread = Thread(target=answer)
         thread.start()
-        with pytest.raises(RequestError, match="10 of 100 bytes came"):
+        with pytest.raises(RequestError, match="10 of 100 bytes arrived"):
             start_from(
                 _model("timm.test_efficientnet", 3, seed=2),
                 _hub(f"http://127.0.0.1:{listening.getsockname()[1]}"),

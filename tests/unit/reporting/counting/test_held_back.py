@@ -10,14 +10,14 @@ import pytest
 from conformance.jobs import blobs, make_job, simulated
 from polyrhythm.events import Evaluated, RunEnded, ServerProgress, WorkerProgress
 from polyrhythm.reporting.figures import RunFigures
-from polyrhythm.reporting.held_back import HeldBack, held_back
+from polyrhythm.reporting.held_back import Bottleneck, held_back
 from polyrhythm.simulation.run import ConstantCluster
 from unit.reporting.counting.ten_steps import ten_steps
 
 
 def found(
     workers: list[tuple[float, float]], *, busy: float = 0.0, queue: float = 0.0, staleness: int = 0
-) -> HeldBack:
+) -> Bottleneck:
     """Ten steps a worker: each computes and waits for so many seconds in all."""
     figures = ten_steps(workers, servers=1 if busy else 0)
     if busy:
@@ -130,7 +130,7 @@ def test_before_the_first_step_nothing_is_said() -> None:
     assert held_back(RunFigures()) is None
 
 
-def simulated_cause(spec: str, around: ConstantCluster) -> HeldBack:
+def simulated_cause(spec: str, around: ConstantCluster) -> Bottleneck:
     figures = RunFigures.of(simulated(make_job(spec, 3, dataset=blobs(train=144)), around).events)
     told = held_back(figures)
     assert told is not None

@@ -75,11 +75,11 @@ def test_a_lost_worker_keeps_nobody_waiting(story):
     assert figures.recent_loss == 0.5
     assert figures.images_seen == 1040
     assert [notice.text for notice in figures.notices[1:]] == [
-        "worker 1 (rank 1) is lost after step 15, the others go on"
+        "worker 1 (rank 1) is lost after step 15, the others continue"
     ]
     figures.add(WorkerJoined(time_s=9.75, worker=1, rank=1))
     assert figures.fraction_done == (18 + 15) / 40
-    assert figures.notices[-1].text == "a successor of worker 1 (rank 1) has joined"
+    assert figures.notices[-1].text == "a replacement of worker 1 (rank 1) has joined"
 
 
 def test_a_worker_that_is_through_counts_no_longer_for_the_rate(story):

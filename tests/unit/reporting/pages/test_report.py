@@ -97,9 +97,9 @@ def test_a_report_shows_the_figures_of_the_run(folder, story, ended):
         "Parameters 61,706",
         "Coat 1,000 81.2 %",
         "5.0 s worker 1 is slow <b>today</b>",
-        "Torch 2.13.0+cpu",
+        "PyTorch 2.13.0+cpu",
         "Cores 2",
-        'Gpus ["<none>"]',
+        'GPUs ["<none>"]',
         "model: lenet5",
     ):
         assert shown in page.text
@@ -206,7 +206,7 @@ def test_sections_without_data_are_left_out(tmp_path, story):
         (RunEnded(time_s=9.5, outcome="interrupted", result={}), "This run was interrupted after 9.5 s"),
         (
             RunEnded(time_s=9.5, outcome="failed", result={"error": "loss is not finite at step 7"}),
-            "This run failed after 9.5 s: what follows is as far as it came. loss is not finite at step 7.",
+            "This run failed after 9.5 s: the figures below are incomplete. loss is not finite at step 7.",
         ),
         (None, "This run has not ended, or was killed after 9.0 s"),
     ],

@@ -56,6 +56,18 @@ def test_plots_hold_the_figures(story):
     assert found["Learning rate"].traces[0]["y"] == [0.1, 0.05]
 
 
+@pytest.mark.parametrize(("tests", "cut"), [(2, 0), (9, 0), (20, 2)])
+def test_only_the_first_tenth_of_an_accuracy_curve_may_lie_outside_its_plot(tests, cut):
+    events = [
+        Evaluated(time_s=float(n), epoch=n, test_loss=1.0, test_top1=n / 100, test_top5=0.9)
+        for n in range(1, tests + 1)
+    ]
+    plot = by_title(RunFigures.of([*run_of(1), *events]))["Test accuracy over epochs"]
+    low = plot.axes["yaxis"]["range"][0]
+    assert sum(accuracy < low for accuracy in plot.traces[0]["y"]) <= cut
+    assert plot.traces[0]["y"][cut] >= low
+
+
 @pytest.mark.parametrize("workers", [1, 2, 40])
 def test_plotly_accepts_every_plot(story, workers):
     for events in (story, list(run_of(workers))):

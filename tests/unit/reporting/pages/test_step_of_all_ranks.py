@@ -93,7 +93,7 @@ def test_of_a_pipeline_every_microbatch_is_shown_and_who_waited(tmp_path: Path) 
     assert set(backward["text"]) == {"0", "1"}
     assert "at 0.012 s" in plot.caption
     assert "worker 0 67%, worker 1 67% is work" in plot.caption
-    assert "who waited" in plot.title
+    assert "work and waiting" in plot.title
 
 
 def test_a_real_pipeline_s_communication_is_its_waiting(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_what_cannot_be_written_is_one_line_and_the_next_one_is_tried(job, tmp_p
         archivist.tested(0.95)  # of what is not there
     archivist.begin(snapshot(3), 0.25)
     archivist.tested(0.75)
-    assert said == [saved(1), Notice(time_s=0, text="no room here, and training goes on"), saved(3)]
+    assert said == [saved(1), Notice(time_s=0, text="no room here, and training continues"), saved(3)]
     names = sorted(path.name for path in (tmp_path / FOLDER).iterdir())
     assert names == [
         "best-top1-0.750000-step-00000003.safetensors",
@@ -146,7 +146,7 @@ def test_a_run_folder_that_cannot_hold_any_is_one_line(job, tmp_path):
     said = []
     Archivist(Archive(job), Activity(), said.append, beside=False).begin(snapshot(1))
     assert [event.text for event in said] == [
-        f"cannot write checkpoint {tmp_path}/{FOLDER}/step-00000001.safetensors: File exists, and training goes on"
+        f"cannot write checkpoint {tmp_path}/{FOLDER}/step-00000001.safetensors: File exists, and training continues"
     ]
 
 
@@ -162,8 +162,8 @@ def test_damaged_ones_are_passed_over_and_named(job, tmp_path):
         path.write_bytes(path.read_bytes()[:-1])
     assert archive.load().step == 1
     assert archive.remarks == [
-        f"checkpoint {paths[2]} cannot be used: it was cut short, or it is not a checkpoint; the newest whole one "
-        f"beside it is {paths[0]}, and the run goes on from that: epoch 1, step 1"
+        f"checkpoint {paths[2]} cannot be used: it was cut short, or it is not a checkpoint; the newest complete one "
+        f"next to it is {paths[0]}, and the run continues from that: epoch 1, step 1"
     ]
     archive.save(snapshot(2))  # as the run does that goes on
     assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == [paths[0].name, paths[1].name]

@@ -115,7 +115,7 @@ def assert_refused(damaged, whole):
         load_checkpoint(damaged)
     text = str(caught.value)
     assert text.startswith(f"checkpoint {damaged} cannot be used: ")
-    assert text.endswith(f"; the newest whole one beside it is {whole}")
+    assert text.endswith(f"; the newest complete one next to it is {whole}")
     assert "\n" not in text
 
 

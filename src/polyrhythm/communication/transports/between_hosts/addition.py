@@ -143,7 +143,7 @@ class Addition:
         number: number of the collective.
 
     Attributes:
-        number: as given.
+        number: the argument of that name.
         unsent: frames that have not left yet.
     """
 

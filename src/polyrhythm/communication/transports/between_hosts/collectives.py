@@ -39,13 +39,13 @@ from polyrhythm.errors import PolyrhythmError, RunError
 
 
 class Order(Handle):
-    """A collective that has been started, and what becomes of it.
+    """A collective in progress, and its result.
 
     Args:
         vector: `(n,)`, contiguous; it gets the sum.
-        contributors: members whose vectors count.
+        contributors: members with vectors that count.
         finish: called once, when it has ended well and has been waited for.
-        owner: owner whose threads move its bytes.
+        owner: owner of the threads that move its bytes.
 
     Attributes:
         error: error that broke it.
@@ -73,7 +73,7 @@ class Order(Handle):
         return self._ended.is_set()
 
     def end(self, error: PolyrhythmError | None = None) -> None:
-        """Note that it has ended, and wake the threads that wait."""
+        """Mark the collective as finished, and wake the waiting threads."""
         self.error = error
         self._ended.set()
 
@@ -171,7 +171,7 @@ class Traffic:
         return bool(news)
 
     def look_for_silence(self) -> None:
-        """Give up the members whose hosts have been silent for too long."""
+        """Drop the members on hosts that have been silent for too long."""
         for stream in [each for each in self._streams.values() if each.is_cut_off()]:
             self._guarded(partial(self._lose, stream))
 

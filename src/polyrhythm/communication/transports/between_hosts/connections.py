@@ -17,7 +17,7 @@ is cut off and acknowledges nothing:
         ──▶ sent again, and again, and no answer for as long as there is patience: cut off
     nothing to send: the kernel's own probes (keepalive) end the connection after as long
 
-`TCP_USER_TIMEOUT` would do the former as well, but also ends connections whose other end lives and reads
+`TCP_USER_TIMEOUT` would do the former as well, but also ends connections with a live peer that reads
 nothing, as a process that is stopped; and links are opened again where they break, but collectives are not.
 """
 
@@ -194,7 +194,7 @@ class _Meeting:
         if not found:
             self._place.check()
             if time.monotonic() > self._deadline:
-                raise TimeoutError(f"a rank did not come within {_PATIENCE_S:g} s")
+                raise TimeoutError(f"a rank did not connect within {_PATIENCE_S:g} s")
         return [descriptor for descriptor, _ in found]
 
 
@@ -290,7 +290,7 @@ class Stream:
 
     Args:
         sink: receiver of the frames.
-        sent: called with every frame that has left.
+        sent: callback with every frame that has left.
         patience_s: seconds for which sent data may be unacknowledged.
     """
 

@@ -207,7 +207,7 @@ class Barrier:
         """Return when all members have arrived.
 
         Args:
-            description: what this member is about to do, which this barrier publishes.
+            description: next action of this member, which this barrier publishes.
 
         Raises:
             CollectiveBroken: one has not, and is gone.

@@ -65,7 +65,7 @@ class InOrder:
     in the meantime.
 
     Args:
-        in_background: called with whether works are being done by the helper, whenever that changes.
+        in_background: callback with whether the helper does the work, called whenever that changes.
     """
 
     def __init__(self, in_background: Callable[[bool], None]) -> None:

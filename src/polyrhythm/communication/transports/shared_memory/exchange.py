@@ -93,7 +93,7 @@ class Arena:
     """The shared memory, mapped into this process.
 
     Args:
-        descriptor: file descriptor of a file as large as the layout says; may be closed afterwards.
+        descriptor: file descriptor of a file of the layout's size; may be closed afterwards.
 
     Attributes:
         layout: offsets in the memory.

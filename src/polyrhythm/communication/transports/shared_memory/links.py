@@ -306,7 +306,7 @@ class BorrowedSlots:
     """The receiver's view of the slots of one link.
 
     Args:
-        give_back: called with a slot's number when its tensor is no longer referenced, from any thread.
+        give_back: callback with a slot's number when its tensor is no longer referenced, from any thread.
     """
 
     def __init__(self, give_back: Callable[[int], None]) -> None:
@@ -317,17 +317,17 @@ class BorrowedSlots:
         self._turns = count(MOST_SLOTS)
 
     def add(self, place: int, descriptor: int) -> None:
-        """Map the new slot or segment of a place; raise `MalformedMessage` for a file whose pages could vanish."""
+        """Map the new slot or segment of a place; raise `MalformedMessage` for a file that could be truncated."""
         number = place & ~_IN_SEGMENT & ((1 << _START_BITS) - 1) if place >= 0 else place
         if not 0 <= number < MOST_SLOTS:
-            raise MalformedMessage(f"a slot came as number {number}, where there are {MOST_SLOTS}")
+            raise MalformedMessage(f"a slot arrived as number {number}, where there are {MOST_SLOTS}")
         try:
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK == 0:
-                raise MalformedMessage("a slot came that is not sealed")
+                raise MalformedMessage("a slot arrived that is not sealed")
             size = os.fstat(descriptor).st_size
             self._memories[number] = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except (OSError, ValueError) as error:
-            raise MalformedMessage(f"a slot came that cannot be mapped: {error}") from None
+            raise MalformedMessage(f"a slot arrived that cannot be mapped: {error}") from None
 
     def forget(self, mask: int) -> None:
         """Release slots that will not be used again."""
@@ -665,7 +665,7 @@ class IncomingMemoryLinks:
         self._acceptor.start()
 
     def close(self, patience_s: float) -> None:
-        """Stop accepting, say goodbye, and wait for the senders' last messages."""
+        """Stop accepting, send a goodbye, and wait for the senders' last messages."""
         deadline = time.monotonic() + patience_s
         self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join(patience_s)
@@ -801,7 +801,7 @@ class _Reading:
         length, files = self._receive_packet()
         try:
             if length < FRAME_BYTES:
-                raise MalformedMessage(f"a frame of {length} bytes came, not of {FRAME_BYTES} or more")
+                raise MalformedMessage(f"a frame of {length} bytes arrived, not of {FRAME_BYTES} or more")
             place, forgotten = decode_place(self._frame)
             self._slots.forget(forgotten)
             for descriptor in files:
@@ -840,7 +840,7 @@ class _Reading:
 
 def _unpacked(raw: memoryview, elements: int, dtype: torch.dtype) -> Tensor:
     if len(raw) != elements * dtype.itemsize:
-        raise MalformedMessage(f"a payload of {elements * dtype.itemsize} bytes came with {len(raw)}")
+        raise MalformedMessage(f"a payload of {elements * dtype.itemsize} bytes arrived with {len(raw)}")
     return torch.frombuffer(bytearray(raw), dtype=dtype)
 
 

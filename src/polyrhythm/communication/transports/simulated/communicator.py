@@ -308,10 +308,10 @@ class SimulatedCluster:
     Attributes:
         time: the virtual time.
         network: the links.
-        contended: these, if flows share them fairly: they take a message as it is.
-        courier: takes messages over them; None: they start at once, and nothing happens to them.
-        nbytes_of: gives the bytes of a message on the links.
-        received: gives what arrives of a message.
+        contended: the same links, if flows share them fairly: they accept messages directly.
+        courier: courier of messages over them; None: messages start at once and arrive unchanged.
+        nbytes_of: function that returns the bytes of a message on the links.
+        received: function that returns what arrives of a message.
         ranks: one entry a rank: the latest under its number.
         host_of: the number of each rank's host; empty if all are on one.
         shared_vectors: memory that ranks share, and those that have had it, by name and ranks.

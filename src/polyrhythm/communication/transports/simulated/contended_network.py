@@ -16,7 +16,7 @@ crossings of links by bundles.
 
 Which links are asked when rates are computed, and which flows are one bundle therefore (`Coupling`):
 
-    loose       a link with spare capacity: it limits no flow and is left out of the computation
+    loose       a link with spare capacity: it limits no flow and is not part of the computation
     coupling    a link that may be full: the bundles that cross it get their rates together
 
 Rates that are max–min fair on the coupling links alone are so on all links, as long as no loose link carries
@@ -26,7 +26,7 @@ above its allowance; if then it carries too much, it couples. A coupling link be
 had spare capacity during as many changes as it has flows, so that moving them is paid for.
 
 The cost of a change (`Sharing`): it touches only the bundles that are connected with it through coupling
-links (`Component`). A thousand workers that push to four servers, whose NICs are full while the workers' are
+links (`Component`). A thousand workers that push to four servers, with NICs that are full while the workers' are
 not, are four bundles of a thousand flows, independent of each other: O(1) a flow where all have one size.
 Flows that begin or end at the same instant are computed together, once. `ContendedNetwork` turns the rates
 into times.
@@ -125,7 +125,7 @@ class Flow:
         target: the bundle's count at which it ends.
         alone: True, unlike that of a bundle, where both are passed on.
         rate: rate in bytes/s, while it shares no link.
-        began_at_s: when it began to get that.
+        began_at_s: start of that rate.
         ends_at_s: end if it continues to share no link; infinity once another flow has arrived.
         met: bundle that it was put into then; None: no other flow has arrived.
     """
@@ -177,8 +177,8 @@ class Bundle:
         limit: the most that a flow may get, in bytes/s.
         rate: present rate of a flow, in bytes/s.
         size: number of flows.
-        ends_at_s: when the next of them ends at the present rate; infinity if that is not known.
-        alarm_at_s: when the network will look at it next; infinity if it will not.
+        ends_at_s: end of the next flow at the present rate; infinity if unknown.
+        alarm_at_s: time of the network's next check; infinity if there is none.
         alarm: action at that time, once there has been one.
         alone: False, unlike that of a single flow.
         allowed: up to which rate the links that are not coupling are known to have room for its flows.
@@ -930,7 +930,7 @@ class ContendedNetwork(Network):
 
     Args:
         bandwidths: bandwidths of the links, one direction each, in bytes/s.
-        route: gives the way from one global rank to another.
+        route: function that returns the way from one global rank to another.
     """
 
     def __init__(

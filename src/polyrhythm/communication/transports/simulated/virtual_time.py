@@ -144,7 +144,7 @@ class VirtualTime:
         Args:
             time_s: later than the present time.
             place: place that it has among what is queued for that time.
-            action: must not block. An action may call this only as the last thing that it does.
+            action: action, which must not block. An action may call this only as its last statement.
         """
         later = self._later
         if self._present or (later and later[0][0] <= time_s):

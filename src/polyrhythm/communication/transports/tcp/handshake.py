@@ -62,7 +62,7 @@ class TcpCard:
 
     @classmethod
     def from_text(cls, text: str) -> TcpCard:
-        """Read what `to_text` returned."""
+        """Parse the text that `to_text` returned."""
         return cls(**json.loads(text))
 
 
@@ -101,7 +101,7 @@ class Attempts:
     Args:
         address: address of its host.
         port: TCP port of it.
-        patience_s: gives how long there may be no way to it.
+        patience_s: function that returns how long there may be no way to it.
     """
 
     def __init__(self, address: str, port: int, patience_s: Callable[[], float]) -> None:
@@ -283,7 +283,7 @@ def answer(connection: socket.socket, identity: Identity, card: TcpCard, link: b
         connection: connection to the receiver.
         identity: identity of the sender.
         card: card of the receiver.
-        link: as in `Hello`.
+        link: see `Hello`.
 
     Raises:
         ProcessGone: another process listens there, or it refuses, or it does not know the secret.

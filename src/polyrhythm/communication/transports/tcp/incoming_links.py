@@ -284,7 +284,7 @@ class IncomingTcpLinks:
         self._acceptor.start()
 
     def close(self, patience_s: float) -> None:
-        """Stop accepting, say goodbye, and wait for the senders' last messages."""
+        """Stop accepting, send a goodbye, and wait for the senders' last messages."""
         deadline_s = time.monotonic() + patience_s
         for link in self._all():
             link.say_goodbye()
@@ -370,9 +370,7 @@ class IncomingTcpLinks:
             link = self._links.get(source)
             if link is not None:
                 if not link.offer(greeted):
-                    raise RefusedMessage(
-                        Reason.SENDER, "it has a link already, so this one is somebody else's"
-                    )
+                    raise RefusedMessage(Reason.SENDER, "it has a link already, so this one is a stranger's")
                 return None
             lost = known.is_lost(source.rank) and source.generation <= known.generation(source.rank)
             if not lost:

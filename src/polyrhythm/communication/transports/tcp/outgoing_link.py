@@ -7,7 +7,7 @@
 
 A link is one-directional and opened by the sender when it first has something to send. It outlives its
 connections: if one breaks, the keeper opens another, the receiver reports how many messages it has, and the
-rest is sent again. So nothing is lost, doubled or out of order. The link is over when the receiver has said
+rest is sent again. So nothing is lost, doubled or out of order. The link is over when the receiver has sent its
 goodbye; when its process is gone (its listener is closed), it does without this rank, or it cannot be reached
 for as long as the membership has patience; or when the rank gives it up because it knows better.
 """

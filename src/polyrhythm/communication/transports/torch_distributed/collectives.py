@@ -202,7 +202,7 @@ class Standing:
     Attributes:
         is_lost: whether a rank is known to be gone.
         check: raises `CollectiveBroken` if a communicator of a lineage has been revoked.
-        patience_s: gives how long there may be no way to another host before its ranks count as lost.
+        patience_s: function that returns how long there may be no way to another host before its ranks count as lost.
     """
 
     is_lost: Callable[[int], bool]

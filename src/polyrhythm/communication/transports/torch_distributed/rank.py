@@ -99,7 +99,7 @@ class Rank(Membership):
         most_bytes: largest payload of a message to this rank.
         patience_s: seconds for which another host may be unreachable before its ranks count as lost.
         refused: links and bytes that no rank of this run sends, by reason.
-        tell: prints the first refusal of each peer and reason for users.
+        tell: function that prints the first refusal of each peer and reason for users.
         vectors: vectors that it shares with others of its host.
     """
 
@@ -258,7 +258,7 @@ class Rank(Membership):
             if not 0 <= peer.rank < self.rendezvous.size or peer.generation < 0:
                 raise RefusedMessage(Reason.SENDER, f"there is no rank {peer.rank} in this run")
             if peer in self._linked:
-                raise RefusedMessage(Reason.SENDER, "it has a link already, so this one is somebody else's")
+                raise RefusedMessage(Reason.SENDER, "it has a link already, so this one is a stranger's")
             self._linked.add(peer)
 
     def refuse(self, peer: Peer, refusal: RefusedMessage) -> None:

@@ -180,7 +180,7 @@ class Groups:
         """Make a gloo group; return when all `size` members have.
 
         Args:
-            name: the same on all members, and never used before.
+            name: name of the group, the same on all members, and never used before.
             rank: this member.
             size: number of members.
 

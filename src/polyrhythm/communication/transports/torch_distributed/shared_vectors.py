@@ -61,10 +61,10 @@ class KeptVector:
     Args:
         descriptor: file descriptor of the memory; closed by `close`.
         memory: the vector, and its token.
-        like: gives size and dtype.
+        like: tensor with the size and dtype.
 
     Attributes:
-        vector: as many numbers as `like` has.
+        vector: vector, of the length of `like`.
         offer: offer by which others find it: an `Offer` as JSON.
     """
 
@@ -79,7 +79,7 @@ class KeptVector:
         """Make a vector of zeros.
 
         Args:
-            like: gives size and dtype.
+            like: tensor with the size and dtype.
             own: host and process of this member.
 
         Raises:
@@ -98,8 +98,8 @@ class KeptVector:
         """Find the vector; return None where the process that has offered it is gone.
 
         Args:
-            offer: as JSON.
-            like: gives size and dtype.
+            offer: offer as JSON.
+            like: tensor with the size and dtype.
             own: host and process of this member.
 
         Raises:
@@ -135,7 +135,7 @@ def share_vector(member: int, introductions: Sequence[str], like: Tensor, tell_a
     Args:
         member: this one.
         introductions: introductions of all members, as JSON.
-        like: gives size and dtype; on the CPU.
+        like: tensor with the size and dtype; on the CPU.
         tell_all: a round of words.
 
     Returns:
@@ -211,7 +211,7 @@ class KeptVectors:
         Args:
             name: identifier among all vectors of the run.
             members: their global ranks.
-            like: gives size and dtype, and on the first member the numbers to begin with.
+            like: tensor with the size and dtype, and on the first member the numbers to begin with.
             later: whether the others have it already.
         """
         own, store = self._rendezvous.rank, self._rendezvous.store

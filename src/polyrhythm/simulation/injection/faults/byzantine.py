@@ -20,7 +20,7 @@ from polyrhythm.communication.message import Kind
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.injection.adversaries.sign_flip import SignFlip
 from polyrhythm.simulation.injection.adversary import ADVERSARIES, Adversary, Attack
-from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground, Passage, check_rank
+from polyrhythm.simulation.injection.fault import Fault, FaultTarget, FaultyRun, Passage, check_rank
 from polyrhythm.specs import chosen
 from polyrhythm.training.quantities import NonNegative
 
@@ -50,14 +50,14 @@ class Byzantine(Fault):
                 f"fault byzantine: to_s {self.to_s:g} must be later than from_s {self.from_s:g}"
             )
         if len(set(self._ranks)) < len(self._ranks):
-            raise RequestError(f"fault {self}: a rank is named twice, and nobody is an ally of itself")
+            raise RequestError(f"fault {self}: a rank is named twice, and a rank cannot be its own ally")
         return self
 
     @property
     def _ranks(self) -> tuple[int, ...]:
         return (self.rank, *self.allies)
 
-    def check(self, ground: Ground) -> None:
+    def check(self, ground: FaultTarget) -> None:
         """Check that the ranks are workers, and that they push."""
         for rank in self._ranks:
             check_rank(self, ground, rank)

@@ -64,11 +64,11 @@ def _read(header: bytes, sent: Message) -> tuple[int, Message]:
     """
     announced = int.from_bytes(header[16:24], "little", signed=True)  # read first: it may be huge
     if announced != (0 if sent.tensor is None else sent.tensor.numel()):
-        raise MalformedMessage(f"a payload of {announced} elements was announced, and another came")
+        raise MalformedMessage(f"a payload of {announced} elements was announced, and another arrived")
     context, read = decode_header(header)
     if read.tensor is None and sent.tensor is None:
         return context, read
     if read.tensor is None or sent.tensor is None or read.tensor.dtype != sent.tensor.dtype:
-        raise MalformedMessage("a payload of another type was announced than came")
+        raise MalformedMessage("a payload of another type was announced than arrived")
     read.tensor.copy_(sent.tensor)
     return context, read

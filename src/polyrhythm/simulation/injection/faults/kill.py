@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.world import LEADER
-from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground, check_rank
+from polyrhythm.simulation.injection.fault import Fault, FaultTarget, FaultyRun, check_rank
 from polyrhythm.training.quantities import Count, NonNegative, Positive
 
 
@@ -43,7 +43,7 @@ class Kill(Fault):
             raise RequestError("fault kill: after_step needs the number of one rank")
         return self
 
-    def check(self, ground: Ground) -> None:
+    def check(self, ground: FaultTarget) -> None:
         if self.host is not None and self.host not in ground.host_of:
             raise RequestError(f"fault {self}: no rank is on host {self.host}")
         if self.rank == "any" and len(ground.roles.workers) < 2:
@@ -53,11 +53,11 @@ class Kill(Fault):
         if self.after_step is not None and self.rank not in ground.roles.workers:
             raise RequestError(f"fault {self}: rank {self.rank} is a server, which takes no steps")
 
-    def kills(self, rank: int, ground: Ground) -> bool:
+    def kills(self, rank: int, ground: FaultTarget) -> bool:
         """Return whether this may kill a rank; `any` is not taken to mean one in particular."""
         return self.rank == rank or (self.host is not None and ground.host_of[rank] == self.host)
 
-    def gives_back(self, rank: int, ground: Ground) -> bool:
+    def gives_back(self, rank: int, ground: FaultTarget) -> bool:
         return not self.kills(rank, ground) or self.restart_after_s is not None
 
     def holds_up_s(self, step_s: float) -> float:

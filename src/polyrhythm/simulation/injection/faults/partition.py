@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground, check_rank, cut_links
+from polyrhythm.simulation.injection.fault import Fault, FaultTarget, FaultyRun, check_rank, cut_links
 from polyrhythm.training.quantities import NonNegative, Positive
 
 
@@ -39,7 +39,7 @@ class Partition(Fault):
             )
         return self
 
-    def check(self, ground: Ground) -> None:
+    def check(self, ground: FaultTarget) -> None:
         for group in self.groups:
             for rank in group:
                 check_rank(self, ground, rank)

@@ -8,7 +8,7 @@ from random import Random
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground, check_rank
+from polyrhythm.simulation.injection.fault import Fault, FaultTarget, FaultyRun, check_rank
 from polyrhythm.training.quantities import NonNegative, Positive
 
 
@@ -33,11 +33,11 @@ class Slow(Fault):
             raise RequestError(f"fault slow: to_s {self.to_s:g} must be later than from_s {self.from_s:g}")
         return self
 
-    def check(self, ground: Ground) -> None:
+    def check(self, ground: FaultTarget) -> None:
         """Check that the rank computes."""
         check_rank(self, ground, self.rank)
         if self.rank not in ground.roles.workers:
-            raise RequestError(f"fault {self}: rank {self.rank} is a server, whose computing takes no time")
+            raise RequestError(f"fault {self}: rank {self.rank} is a server, which has no compute time")
 
     def holds_up_s(self, step_s: float) -> float:
         """Return the time of some slow steps in a row."""

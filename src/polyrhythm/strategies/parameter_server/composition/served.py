@@ -282,7 +282,7 @@ def check_compressed(
         )
     if consistency.own_updates:
         raise RequestError(
-            f"with {consistency} workers go on with updates of their own, of which a server that sends differences "
+            f"with {consistency} workers continue with local updates, which a server that sends differences "
             "knows nothing: use parameter_server(consistency=bounded_staleness), without cached_reads, or leave "
             "compress out"
         )
@@ -318,7 +318,7 @@ def check_rules(consistency: Consistency, handling: Handling, pushers: int, serv
     aggregator.check(gathered)
     if handling.merge.remembers and consistency.own_updates:
         raise RequestError(
-            f"{handling.merge} compares with what servers have answered, and with {consistency} workers go on with "
+            f"{handling.merge} compares with what servers have answered, and with {consistency} workers continue with "
             "updates of their own: leave cached_reads out"
         )
     if aggregator.whole and servers > 1 and not consistency.in_step():

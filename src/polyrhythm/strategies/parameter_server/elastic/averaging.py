@@ -121,7 +121,7 @@ class ElasticRule:
 PAPER = Paper(
     "Zhang, Choromanska, LeCun", "Deep learning with Elastic Averaging SGD", "NIPS", 2015, "1412.6651"
 )
-WHEN_A_WORKER_DIES = "the others go on, and a successor begins at the centre with the steps that are left"
+WHEN_A_WORKER_DIES = "the others continue, and a replacement begins at the center with the remaining steps"
 
 
 class ElasticAveraging(WithServers, Remarks):
@@ -136,7 +136,7 @@ class ElasticAveraging(WithServers, Remarks):
     """
 
     why_not_compressed: ClassVar[str] = (
-        "worker and centre move towards each other by one step, of which each would know another part: use local_sgd"
+        "worker and centre move towards each other by one step, and each would know another part of it: use local_sgd"
     )
 
     paper: ClassVar[Paper] = PAPER
@@ -459,9 +459,9 @@ class CentreRule(Rule):
 
     def begin(self, values: Tensor) -> None:
         if self._begun:
-            raise RefusedMessage(Reason.ORDER, "initial parameters came a second time")
+            raise RefusedMessage(Reason.ORDER, "initial parameters arrived a second time")
         if not values.is_floating_point():
-            raise RefusedMessage(Reason.PAYLOAD, f"initial parameters came as {values.dtype}")
+            raise RefusedMessage(Reason.PAYLOAD, f"initial parameters arrived as {values.dtype}")
         self._begun = True
         if not self.ready:
             self.values, self.ready = values, True

@@ -16,7 +16,7 @@ replaces an agreement:
 
 A group that has finished its run has nothing to regroup for: a member that asks is dismissed. Its last step
 may be on one shard and not on another, if its speaker died in the meantime; so once a member is lost, the
-other servers report to the first how many steps they have of a group. A group that was told to stop by the
+other servers report to the first how many steps they have of a group. A group that was asked to stop by the
 first server may have had no answer of another yet when its speaker died: the first notifies that one, too.
 """
 
@@ -186,8 +186,8 @@ class Roster:
         round: round of the present formation.
         gone: lost ones among the ranks.
         waiting: members that have broken a step off.
-        absent: by rank, the stretches of contributions, `[first, one past the last]`, that a formation
-            without it has begun with; the last is None while it is not back.
+        absent: by rank, the stretches of contributions, `[first, last + 1]`, of formations without it; the
+            last is None until it is back.
         missed: stretches of steps, `[rank, first, one past the last]`, with a member's part that is in no
             model.
 
@@ -280,7 +280,7 @@ class Roster:
         return waiting
 
     def _note_missed(self, steps: int) -> None:
-        """Note the lost parts of a round in progress, and those of newcomers, whose models do not count yet."""
+        """Record the lost parts of a round in progress, and those of new members, with models that do not count yet."""
         first, taken = max(steps, self._known) * self._steps, self._taken
         if taken > first:
             self.missed += [[rank, first, taken] for rank in sorted(self.gone)]
@@ -314,9 +314,9 @@ class GroupServer(CountsLatestStaleness):
     handles the members' messages about their group.
 
     Args:
-        groups: ranks of the members of each.
-        consistency: makes the gate, with groups as pushers.
-        round_steps: round steps of what a group pushes at once.
+        groups: ranks of the members of each group.
+        consistency: consistency, which makes the gate, with groups as pushers.
+        round_steps: number of steps in one push of a group.
     """
 
     def __init__(
@@ -340,7 +340,7 @@ class GroupServer(CountsLatestStaleness):
         self._undisturbed = True
         self._silent: set[int] = set()
         self._through: set[int] = set()
-        """Groups that have left, or were told to stop."""
+        """Groups that have left, or were asked to stop."""
         self._have_left: set[int] = set()
         self._pulls_ahead: dict[int, int] = {}
         """Ranks that have pulled for a group while its speaker is not known to be lost."""
@@ -526,14 +526,14 @@ class GroupServer(CountsLatestStaleness):
         told = GroupSteps.of(message)
         name = self._name_of.get(told.name)
         if message.tensor is not None or name is None:
-            raise RefusedMessage(Reason.NUMBERS, f"a server told of rank {told.name}, which is no worker")
+            raise RefusedMessage(Reason.NUMBERS, f"a server announced rank {told.name}, which is no worker")
         if not self._is_first:
             return self._hear_of_end(name)
         self._heard[source, told.name] = told.steps
         return self._settle(name)
 
     def _hear_of_end(self, name: int) -> list[Reply]:
-        """Handle the end of a group that the first server had told to stop: it has no speaker here any more."""
+        """Handle the end of a group that the first server has asked to stop: it has no speaker here any more."""
         self._through.add(name)
         return self._addressed(self._lose_group(name)) if self._speakers[name] == _NOBODY else []
 

@@ -67,7 +67,7 @@ class DelayCompensatedMerger(Merger):
         rule = self._rule
         if rule.strength == 0:
             return gradient
-        assert seen is not None, "nobody pushes before having been answered"
+        assert seen is not None, "a push follows an answer"
         square = gradient * gradient
         moved = (values - seen).mul_(square).mul_(rule.strength)
         if rule.variant == "a":

@@ -69,7 +69,7 @@ class ReplicatedServer:
 
     Args:
         pushers: ranks that push gradients, in their order.
-        make: makes the server of a shard, given its number.
+        make: factory of the server of a shard, given its number.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class ReplicatedServer:
         for copy in self._copies:
             if (copy.other, copy.log.shard) == (source, shard):
                 return copy
-        text = f"rank {source} has nothing to say of shard {shard} here ({kind.name})"
+        text = f"rank {source} sends nothing about shard {shard} here ({kind.name})"
         raise RefusedMessage(Reason.SENDER, text)
 
     def _hear_server(self, source: int, message: Message) -> list[Reply]:
@@ -342,7 +342,7 @@ class ShardCopy:
         self._awaited = False
         self._parts = PushParts()
         self._relayed: set[int] = set()
-        """Pushers with a push in progress whose parts are all on both copies."""
+        """Pushers with a push in progress that both copies have in full."""
         self._missed: dict[int, int] = {}
         """Steps of pushers with parts that arrived before this copy led."""
         self._generation = self._succeeded = 0
@@ -391,7 +391,9 @@ class ShardCopy:
         Raise `RefusedMessage` if this copy leads.
         """
         if self.leads or not self.whole:
-            raise RefusedMessage(Reason.ORDER, f"a {message.kind.name} came to be followed, and none is due")
+            raise RefusedMessage(
+                Reason.ORDER, f"a {message.kind.name} arrived for replication, and none is due"
+            )
         kind = message.kind
         if again:
             self.part.answer_again(pusher)
@@ -431,7 +433,7 @@ class ShardCopy:
         self.followed = self._awaited = False
         self._relayed.clear()
         if not self.whole:
-            raise PeerLost(self.other, f"taking over shard {self.log.shard}, which nobody has any more")
+            raise PeerLost(self.other, f"taking over shard {self.log.shard}, which no server has any more")
         replies: list[Reply] = []
         while self._unacknowledged:
             replies += self._release()
@@ -469,7 +471,7 @@ class ShardCopy:
     def take_over(self, handover: Handover) -> None:
         """Take what `hand_over` gave; raise `RefusedMessage` if it was not asked for, or is something else."""
         if self.whole:
-            raise RefusedMessage(Reason.ORDER, f"shard {self.log.shard} came although it is here")
+            raise RefusedMessage(Reason.ORDER, f"shard {self.log.shard} arrived although it is here")
         requests, self._entered = unpacked(self.log, payload(handover.message()))
         self._requests.take_facts(requests)
         self._succeeded = handover.generation
@@ -532,7 +534,7 @@ class ShardCopy:
             return []
         values = self.part.values
         if not len(values):
-            raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
+            raise RefusedMessage(Reason.ORDER, "a gradient arrived before the parameters")
         self._parts.take(pusher, message, values)
         if (
             message.version + payload(message).numel() == len(values) and self.followed
@@ -687,8 +689,8 @@ class Log:
 
     Attributes:
         shard: number of the shard.
-        part: takes them.
-        told: receives every entry, if observed.
+        part: receiver of the entries.
+        told: receiver of every entry, if observed.
         length: entries that have been taken.
     """
 

@@ -47,7 +47,7 @@ class Aggregator(Config):
         if gradients < self.least:
             raise RequestError(
                 f"{self} needs at least {self.least} gradients an update, and there are {gradients}: ask for "
-                f"{self.least} workers that go in step, or for a smaller {self.strength}"
+                f"{self.least} synchronous workers, or for a smaller {self.strength}"
             )
 
     def spares(self, gradients: int) -> int:
@@ -66,7 +66,7 @@ class Aggregator(Config):
         """Make one gradient of several.
 
         Args:
-            gradients: each `(n,)`, a shard's part, in the order of their pushers; not changed.
+            gradients: gradients of the pushers, each `(n,)`, a shard's part, in their order; not changed.
             weights: samples behind each.
             distances: `(k, k)`, float64, squared distances between the whole gradients, where they are needed; not a
                 number on the diagonal where a gradient is not finite.

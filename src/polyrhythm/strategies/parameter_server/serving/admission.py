@@ -39,17 +39,21 @@ def admit_known_push(message: Message, values: Tensor, version: int, step: int, 
     if tensor is not known and (tensor.numel() != values.numel() or tensor.dtype is not values.dtype):
         raise RefusedMessage(
             Reason.PAYLOAD,
-            f"a gradient of {tensor.numel()} numbers, {tensor.dtype}, came for {values.numel()} parameters, "
+            f"a gradient of {tensor.numel()} numbers, {tensor.dtype}, arrived for {values.numel()} parameters, "
             f"{values.dtype}",
         )
     if not (0 <= weight < inf and 0 <= rate < inf):
-        raise RefusedMessage(Reason.NUMBERS, f"a gradient came with weight {weight} and learning rate {rate}")
+        raise RefusedMessage(
+            Reason.NUMBERS, f"a gradient arrived with weight {weight} and learning rate {rate}"
+        )
     if not 0 <= read <= version:
         raise RefusedMessage(
-            Reason.NUMBERS, f"a gradient of version {read} came where {version} is the newest"
+            Reason.NUMBERS, f"a gradient of version {read} arrived where {version} is the newest"
         )
     if not 0 <= number <= step:
-        raise RefusedMessage(Reason.STEP, f"a gradient of step {number} came where step {step} is the next")
+        raise RefusedMessage(
+            Reason.STEP, f"a gradient of step {number} arrived where step {step} is the next"
+        )
 
 
 def admit_push_of_any_step(message: Message, values: Tensor, version: int, step: int) -> None:
@@ -64,24 +68,24 @@ def admit_vector(message: Message, values: Tensor, version: int = 0, step: int =
     """
     tensor = payload(message)
     if not len(values):
-        raise RefusedMessage(Reason.ORDER, "a worker's parameters came before the first ones")
+        raise RefusedMessage(Reason.ORDER, "a worker's parameters arrived before the first ones")
     if tensor.shape != values.shape or tensor.dtype != values.dtype:
         raise RefusedMessage(
             Reason.PAYLOAD,
-            f"{tensor.numel()} parameters, {tensor.dtype}, came for {values.numel()}, {values.dtype}",
+            f"{tensor.numel()} parameters, {tensor.dtype}, arrived for {values.numel()}, {values.dtype}",
         )
     if (message.version, message.weight, message.learning_rate) != (0, 1.0, 0.0):
-        raise RefusedMessage(Reason.NUMBERS, f"a {message.kind.name} came with numbers")
+        raise RefusedMessage(Reason.NUMBERS, f"a {message.kind.name} arrived with numbers")
     if message.step < 0:  # the worker decides the number of steps between two exchanges
-        raise RefusedMessage(Reason.STEP, f"parameters of step {message.step} came")
+        raise RefusedMessage(Reason.STEP, f"parameters of step {message.step} arrived")
 
 
 def admit_bare(message: Message) -> None:
     """Raise `RefusedMessage` where a message has more than its kind, perhaps a claim that something is final."""
     if message.tensor is not None:
-        raise RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came with a tensor")
+        raise RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} arrived with a tensor")
     if message[1:6] != _BARE:
-        raise RefusedMessage(Reason.NUMBERS, f"a {message.kind.name} came with numbers")
+        raise RefusedMessage(Reason.NUMBERS, f"a {message.kind.name} arrived with numbers")
 
 
 class Configuration(NamedTuple):
@@ -116,13 +120,13 @@ def admitted_initial(plan: OptimizerPlan | None, values: Tensor, *, ready: bool)
     """
     if plan is None or ready:
         raise RefusedMessage(
-            Reason.ORDER, "initial parameters came " + ("a second time" if ready else "before the plan")
+            Reason.ORDER, "initial parameters arrived " + ("a second time" if ready else "before the plan")
         )
     covered = plan.spans[-1].stop if plan.spans else 0
     if not values.is_floating_point() or len(values) < covered:
         raise RefusedMessage(
             Reason.PAYLOAD,
-            f"{len(values)} initial parameters, {values.dtype}, came where {covered} are trained",
+            f"{len(values)} initial parameters, {values.dtype}, arrived where {covered} are trained",
         )
     return plan
 
@@ -135,7 +139,7 @@ def payload(message: Message) -> Tensor:
 
 
 def _bare(message: Message) -> RefusedMessage:
-    return RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came without its tensor")
+    return RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} arrived without its tensor")
 
 
 class FiniteScreen:

@@ -47,11 +47,11 @@ _MOST_STRETCHES = 4096
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring numbers of a shard that travel in one payload.
+    """Adjacent numbers of a shard that are sent in one payload.
 
     Attributes:
         start: start of its first number in the shard.
-        stop: one past its last.
+        stop: end index, exclusive.
         layout: layout of its numbers.
         memory: memory of what is kept back of them on the way up.
     """
@@ -294,7 +294,7 @@ class CompressedSession(ServerSession):
             told = unpack_json(message.tensor)
             if not isinstance(told, dict) or _LAYOUT not in told:
                 raise RefusedMessage(
-                    Reason.MALFORMED, "an optimiser's plan came without the layout of its vector"
+                    Reason.MALFORMED, "an optimiser's plan arrived without the layout of its vector"
                 )
             layout = Layout.from_json(told.pop(_LAYOUT))
             replies = super().on_message(source, message._replace(tensor=pack_json(told)))
@@ -350,7 +350,7 @@ class CompressedSession(ServerSession):
         if tensor is None or tensor.dtype is not torch.uint8:
             raise RefusedMessage(Reason.PAYLOAD, f"rank {source} pushed what is not compressed")
         if self._layout is None or not len(values):
-            raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
+            raise RefusedMessage(Reason.ORDER, "a gradient arrived before the parameters")
         coming = None if self._parts is None else self._parts.coming(source)
         before = None if coming is None or coming.step != message.step else coming.start
         part = message.kind is Kind.PART
@@ -358,7 +358,7 @@ class CompressedSession(ServerSession):
         if part and not 0 <= start < stop:
             raise RefusedMessage(
                 Reason.ORDER,
-                f"a part came that begins at {start:,}, before {stop:,} of {len(values):,} numbers",
+                f"a part arrived that begins at {start:,}, before {stop:,} of {len(values):,} numbers",
             )
         if tensor.numel() == _EMPTY:
             if before is None:

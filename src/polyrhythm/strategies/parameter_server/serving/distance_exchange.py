@@ -81,7 +81,7 @@ class DistanceExchange:
         part = self._named(told.raw) if told.names else self._square(told)
         if not 0 <= told.round - self._round <= 1 or (told.round, source) in self._heard:
             raise RefusedMessage(
-                Reason.STEP, f"a part of round {told.round} came from rank {source} in round {self._round}"
+                Reason.STEP, f"a part of round {told.round} arrived from rank {source} in round {self._round}"
             )
         self._heard[told.round, source] = part
 
@@ -101,7 +101,7 @@ class DistanceExchange:
         own = self._heard.get((self._round, self._own)) if self._unnamed is None else None
         if told.round == self._round and own is not None and own.dim() == 2 and len(own) != size:
             raise RefusedMessage(
-                Reason.PAYLOAD, f"a part of {size} gradients came where {len(own)} are compared"
+                Reason.PAYLOAD, f"a part of {size} gradients arrived where {len(own)} are compared"
             )
         return raw.view(torch.float64).view(rows, size)
 

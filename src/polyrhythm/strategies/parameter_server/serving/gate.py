@@ -18,13 +18,12 @@ class Decision(NamedTuple):
     """Actions of a server.
 
     Attributes:
-        apply: pushers whose held gradients become one update, in the order of summation; a pusher that is
-            named twice contributes two of its gradients.
+        apply: pushers with held gradients that become one update, in the order of summation; a pusher that is
         answer: pushers that get the parameters afterwards.
         acknowledge: pushers that may continue with the copy that they have.
         drop: pushers with a held gradient to be forgotten, before anything is applied.
         step: next step of all answered pushers; None: each one's own next step.
-        forget: pushers whose held gradients are all forgotten, since they are repeated.
+        forget: pushers that repeat their gradients; held ones are dropped.
         at_once: whether answers do not wait for batches that are deferred.
     """
 
@@ -117,7 +116,7 @@ class RoundsGate(Gate):
     """The base of gates with rounds that pushers take together.
 
     Attributes:
-        rounds: rounds, each of which is an update, and entering pushers.
+        rounds: rounds, each one update, and entering pushers.
         present: pushers that take part.
         held: pushers with held gradients for the round in progress.
     """

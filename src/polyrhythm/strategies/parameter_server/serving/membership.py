@@ -2,7 +2,7 @@
 
 `PusherRegistry` knows a server's pushers, the lost ones, those that wait for the first parameters, and the
 end of the run. The end of several servers is one end: rank 0 asks all for the final parameters, and lets them
-go (a second LEAVE) once it has all. From the first of its two requests on, a replacement is told to leave.
+go (a second LEAVE) once it has all. From the first of its two requests on, a replacement is asked to leave.
 
 `Rounds` counts the rounds that workers take together, which a replacement enters at the same one on all
 servers:
@@ -107,16 +107,16 @@ class PusherRegistry:
             ranks = ", ".join(map(str, sorted(self._lost)))
             raise RunError(
                 f"{len(self._lost)} workers are lost (ranks {ranks}), and {self._spared_by} can spare "
-                f"{self._spares}: continue with --resume, or start anew with more spare ones"
+                f"{self._spares}: continue with --resume, or start a new run with more spare ones"
             )
 
     def let_go(self, rank: int) -> None:
-        """Note that a pusher is told to leave."""
+        """Note that a pusher is asked to leave."""
         self.ejected += 1
         self._let_go.add(rank)
 
     def was_let_go(self, rank: int) -> bool:
-        """Return whether a pusher was told to leave, and has no replacement."""
+        """Return whether a pusher was asked to leave, and has no replacement."""
         return rank in self._let_go
 
     def take_asking(self) -> list[int]:
@@ -192,9 +192,7 @@ class Rounds:
     def check_inside(self, worker: int) -> None:
         """Raise `RefusedMessage` if a worker that pulls or pushes is a replacement that has not entered yet."""
         if self.is_outside(worker):
-            raise RefusedMessage(
-                Reason.ORDER, f"worker {worker} went on before the round that it comes in at"
-            )
+            raise RefusedMessage(Reason.ORDER, f"worker {worker} continued before the round that it joins at")
 
     def invite(self, worker: int, *, later: bool) -> None:
         """Invite a replacement; `later`: something that its predecessor left is for the round in progress."""
@@ -214,7 +212,7 @@ class Rounds:
         if not earliest <= number <= earliest + _MOST_APART:
             raise RefusedMessage(
                 Reason.STEP,
-                f"worker {worker} would come in at round {number}, where {earliest} is the first for it",
+                f"worker {worker} would join at round {number}, where {earliest} is the first for it",
             )
         self._invited.discard(worker)
         self._coming.add(worker)

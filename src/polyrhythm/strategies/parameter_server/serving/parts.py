@@ -61,7 +61,7 @@ class PushParts:
         """
         tensor, start, step = payload(message), message.version, message.step
         if tensor.dtype is not values.dtype:
-            raise RefusedMessage(Reason.PAYLOAD, f"a part of {tensor.dtype} came for {values.dtype}")
+            raise RefusedMessage(Reason.PAYLOAD, f"a part of {tensor.dtype} arrived for {values.dtype}")
         coming, size = self._coming.get(source), len(tensor)
         stop = start + size
         if coming is None or coming.step != step:
@@ -74,7 +74,7 @@ class PushParts:
         if not (size > 0 and start >= 0 and stop == coming.start):
             raise RefusedMessage(
                 Reason.ORDER,
-                f"numbers {start:,} to {stop:,} of a gradient came, where those before {coming.start:,} were next",
+                f"numbers {start:,} to {stop:,} of a gradient arrived, where those before {coming.start:,} were next",
             )
         coming.numbers[start:stop] = tensor
         coming.start = start
@@ -96,7 +96,7 @@ class PushParts:
         if len(rest) != coming.start or rest.dtype is not coming.numbers.dtype:
             raise RefusedMessage(
                 Reason.PAYLOAD,
-                f"{len(rest):,} numbers, {rest.dtype}, came with a push of which {coming.start:,} were missing",
+                f"{len(rest):,} numbers, {rest.dtype}, arrived with a push that lacked {coming.start:,}",
             )
         coming.numbers[: coming.start] = rest
         self._cuts[source] = sorted(cut for cut in coming.cuts if cut > 0)

@@ -108,11 +108,11 @@ def _plan(text: bytes) -> OptimizerPlan:
     try:
         return OptimizerPlan.from_json(json.loads(text))
     except (RequestError, ValueError, TypeError, RecursionError) as error:
-        raise RefusedMessage(Reason.MALFORMED, f"a gradient came with no plan of its step: {error}") from None
+        raise RefusedMessage(
+            Reason.MALFORMED, f"a gradient arrived with no plan of its step: {error}"
+        ) from None
 
 
 def _refused(tensor: Tensor, size: int) -> RefusedMessage:
-    text = (
-        f"a gradient of {tensor.numel()} numbers, {tensor.dtype}, came for {size} parameters, {tensor.dtype}"
-    )
+    text = f"a gradient of {tensor.numel()} numbers, {tensor.dtype}, arrived for {size} parameters, {tensor.dtype}"
     return RefusedMessage(Reason.PAYLOAD, text)

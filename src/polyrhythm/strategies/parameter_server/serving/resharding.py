@@ -71,7 +71,7 @@ def of_servers(
     )
     return Resharding(
         after=workers,
-        text="the servers go on with their parameters and optimisers, and count everybody's steps anew",
+        text="the servers continue with their parameters and optimizers, and count all steps from 0",
         remark=_left_out,
         workers=(StateField("*", "keep", "worker"),),
         servers=servers,
@@ -87,7 +87,7 @@ def _left_out(held: Held) -> str:
     apart = sum(max(steps) - min(steps) for steps in columns)
     text = ""
     if again:
-        text += f"; {again} gradients that they held, of no update yet, are left out and computed again"
+        text += f"; {again} gradients that they held, of no update yet, are dropped and computed again"
     return text + (f"; {apart} gradients that not all servers had yet count as applied" if apart else "")
 
 
@@ -167,6 +167,6 @@ def _check_held(states: Sequence[State]) -> None:
     held = [[(pusher, step) for pusher, _, step, *_ in facts["held"]] for _, facts in states]
     if any(entries != held[0] for entries in held):
         raise RequestError(
-            f"the {len(states)} servers of the checkpoint hold gradients of different steps, of which no whole one "
+            f"the {len(states)} servers of the checkpoint hold gradients of different steps, and no complete one "
             "can be made: resume with as many servers"
         )

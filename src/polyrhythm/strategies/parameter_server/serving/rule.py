@@ -98,7 +98,7 @@ class Deferred(NamedTuple):
     """A batch waits for messages of other servers.
 
     Attributes:
-        tell: messages to them.
+        tell: messages to other servers.
     """
 
     tell: Sequence[Reply] = ()
@@ -145,17 +145,18 @@ class Rule:
         contributes: kind of the messages with contributions.
         last: number of the last gradient in a contribution, minus the step in its message.
         repeats: whether a repeated step counts as an empty batch, and is not applied again.
-        parts: whether a LEAVE may come with a last contribution.
-        forgets: whether what is held of a lost pusher is forgotten, since its replacement brings it again.
+        parts: whether a LEAVE may contain a last contribution.
+        forgets: whether held contributions of a failed pusher are dropped, since its replacement repeats
+            them.
         remembers: whether contributions include the parameters that their pusher has `seen`.
-        defers: whether other servers are to be heard before an update.
-        chooses: whether a batch that is too small is left out for good.
-        leaves_out: whether contributions of empty batches are noted as left out.
+        defers: whether an update needs messages of other servers.
+        chooses: whether a batch that is too small is dropped.
+        leaves_out: whether contributions of empty batches are recorded as dropped.
         converses: whether it sends messages to other servers on its own, and so gets the membership
             (`attend`).
-        told: messages to them, which the session sends next.
-        screens: whether contributions are looked at for numbers that are not finite, which count as empty batches.
-        admit: refuses a contribution that cannot be right; see `admit_push`.
+        told: messages to other servers, which the session sends next.
+        screens: whether contributions with non-finite numbers count as empty batches.
+        admit: check of a contribution, which raises if it cannot be right; see `admit_push`.
     """
 
     contributes: Kind = Kind.PUSH

@@ -20,7 +20,7 @@ knowledge of ranks and repeated steps: the `Gate` decides when, the `Rule` decid
 A rule that converses with other servers puts its messages to them in `Rule.told`; they leave before the
 replies:
 
-    any message ─▶ as above ─▶ gate.applied: unblocked pushers ─▶ rule.attend: membership ─▶ told, replies
+    any message ─▶ as above ─▶ gate.applied: unblocked pushers ─▶ rule.attend: membership ─▶ messages, replies
     other server ─▶ rule.on_peer ─▶ News ──┘
 
 Decisions are carried out in their order: what follows a deferred one waits behind it.
@@ -99,7 +99,7 @@ class ServerSession(CountsLatestStaleness):
         self._registry = PusherRegistry(pushers, spares, spared_by)
         self._numbers = self._registry.numbers
         self._held = HeldGradients(len(pushers))
-        self._readings = Readings(len(pushers), remembers=rule.remembers)
+        self._readings = LastReads(len(pushers), remembers=rule.remembers)
         self._screen = FiniteScreen(len(pushers), eject_after)
         self._deferred: deque[tuple[Sequence[Contribution] | None, Decision]] = deque()
         """Decisions in their order; the first one waits for other servers; those without a batch wait for it."""
@@ -311,7 +311,7 @@ class ServerSession(CountsLatestStaleness):
     def _take_part(self, source: int, message: Message) -> list[Reply]:
         """Keep a part of a push, without any other effect: turns are checked for the whole push."""
         if not self._rule.ready:
-            raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
+            raise RefusedMessage(Reason.ORDER, "a gradient arrived before the parameters")
         if self._parts is None:
             self._parts, self._plain = PushParts(), False
         self._parts.take(source, message, self._rule.values)
@@ -447,13 +447,13 @@ class ServerSession(CountsLatestStaleness):
     def _check_may_push(self, pusher: int, source: int) -> None:
         """Refuse a push to a round by a pusher that has left, or not entered: its gradient would count twice."""
         if not self._rule.ready:
-            raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
+            raise RefusedMessage(Reason.ORDER, "a gradient arrived before the parameters")
         if self._registry.was_let_go(source):
-            raise RefusedMessage(Reason.SENDER, "a gradient came from a worker that had been let go")
+            raise RefusedMessage(Reason.SENDER, "a gradient arrived from a worker that had been let go")
         if not self._turns:
             return
         if not self._registry.is_there(source):
-            raise RefusedMessage(Reason.ORDER, f"a gradient came from rank {source}, which had left")
+            raise RefusedMessage(Reason.ORDER, f"a gradient arrived from rank {source}, which had left")
         if self._rounds is not None:
             self._rounds.check_inside(pusher)
         self._gate.check_turn(pusher)
@@ -688,7 +688,7 @@ class HeldGradients:
         """Restore what `state` or `exact_state` returned.
 
         Raises:
-            ValueError: of another number of pushers.
+            ValueError: the number of pushers differs.
         """
         if len(facts["steps"]) != len(self.steps):
             raise ValueError(f"it has {len(self.steps)} pushers, and the state {len(facts['steps'])}")
@@ -734,7 +734,7 @@ class LeftOut:
         }
 
 
-class Readings:
+class LastReads:
     """The version that each pusher of one server has read last. Pushers are numbered from 0.
 
     Args:
@@ -743,8 +743,8 @@ class Readings:
     Attributes:
         versions: versions that pushers have read, and since then one more for each gradient of their own that
             was applied.
-        values: each `(n,)`, where they are kept, and never changed.
-        remembers: as given.
+        values: parameters that each pusher has read, each `(n,)`, where they are kept; never changed.
+        remembers: the given flag.
     """
 
     def __init__(self, pushers: int, *, remembers: bool) -> None:

@@ -61,8 +61,8 @@ class Handling:
     """Treatment of gradients between their arrival and the optimizer.
 
     Attributes:
-        merge: corrects each for its staleness.
-        aggregator: makes one of several.
+        merge: correction of each gradient for its staleness.
+        aggregator: combination of several gradients.
         eject_after: gradients in a row that are not finite, after which their pusher is let go; 0: never.
         finite: whether all gradients are known to be finite.
     """
@@ -86,7 +86,7 @@ def shard_session(
 
     Args:
         pushers: ranks that push gradients, in the order in which gates number them.
-        consistency: makes the gate.
+        consistency: consistency, which makes the gate.
         handling: handling of gradients; default: their unchanged mean.
         servers: ranks of all servers, where they must agree on something.
         index: index of this one among them.
@@ -128,7 +128,7 @@ class OptimizedRule(Rule):
 
     def configure(self, message: Message) -> None:
         if self.ready:
-            raise RefusedMessage(Reason.ORDER, "an optimiser's plan came although training has begun")
+            raise RefusedMessage(Reason.ORDER, "an optimizer's plan arrived although training has begun")
         self._plan = Configuration.of(message).plan
 
     def begin(self, values: Tensor) -> None:
@@ -158,7 +158,7 @@ class OptimizedRule(Rule):
     def answer(self, pusher: int, version: int) -> Tensor:
         # One tensor for all answers of this version: it leaves while updates continue.
         if self._shown is None:
-            assert self.ready, "nobody is answered before there are parameters"
+            assert self.ready, "answers need parameters"
             self._shown, self._held = _shown(self.values)
         return self._shown
 
@@ -203,7 +203,7 @@ class ShardRule(OptimizedRule):
 
     Args:
         servers: ranks of all servers, where they must agree on something.
-        memory: as for `OptimizedRule`.
+        memory: see `OptimizedRule`.
     """
 
     def __init__(

@@ -212,14 +212,14 @@ def test_too_few_gradients_are_refused(spec: str, least: int) -> None:
         (
             "krum(f=2)",
             6,
-            "krum(f=2) needs at least 7 gradients an update, and there are 6: ask for 7 workers that go in step, or "
+            "krum(f=2) needs at least 7 gradients an update, and there are 6: ask for 7 synchronous workers, or "
             "for a smaller f",
         ),
         (
             "trimmed_mean(k=2)",
             4,
-            "trimmed_mean(k=2) needs at least 5 gradients an update, and there are 4: ask for 5 workers that go in "
-            "step, or for a smaller k",
+            "trimmed_mean(k=2) needs at least 5 gradients an update, and there are 4: ask for 5 synchronous "
+            "workers, or for a smaller k",
         ),
         (
             "multi_krum(f=1, m=7)",

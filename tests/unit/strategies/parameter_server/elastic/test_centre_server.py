@@ -191,7 +191,7 @@ def test_what_no_worker_sends_is_named():
         made.on_message(1, offer([0.0, 0.0, 0.0]))
     with pytest.raises(RunError, match="cannot do anything with PUSH from rank 2"):
         made.on_message(2, Message(Kind.PUSH, torch.zeros(3)))
-    with pytest.raises(RunError, match="a VECTOR came without its tensor"):
+    with pytest.raises(RunError, match="a VECTOR arrived without its tensor"):
         made.on_message(2, Message(Kind.VECTOR))
 
 

@@ -329,9 +329,9 @@ def test_a_message_that_makes_no_sense_is_named():
     made = server(Asynchronous())
     with pytest.raises(RunError, match=r"^a server cannot do anything with DIFFERENCE from rank 2$"):
         made.on_message(2, Message(Kind.DIFFERENCE, torch.zeros(3)))
-    with pytest.raises(RunError, match=r"^a PUSH came without its tensor$"):
+    with pytest.raises(RunError, match=r"^a PUSH arrived without its tensor$"):
         made.on_message(2, Message(Kind.PUSH))
-    with pytest.raises(RunError, match=r"^a CONFIGURE came without its tensor$"):
+    with pytest.raises(RunError, match=r"^a CONFIGURE arrived without its tensor$"):
         shard_session(PUSHERS, Asynchronous()).on_message(2, Message(Kind.CONFIGURE))
 
 
@@ -358,11 +358,11 @@ class TestKrumAlone:
         [(_, invitation)] = made.on_message(2, Message(Kind.PULL))
         assert (invitation.kind, invitation.step) == (Kind.JOIN, 1)
         for when in ("asked", "coming"):
-            with pytest.raises(RefusedMessage, match="before the round that it comes in at"):
+            with pytest.raises(RefusedMessage, match="before the round that it joins at"):
                 made.on_message(2, push([9.0, 0.0, 0.0]))
             if when == "asked":
                 assert made.on_message(2, Message(Kind.JOIN, step=1)) == []
-        with pytest.raises(RefusedMessage, match="before the round that it comes in at"):
+        with pytest.raises(RefusedMessage, match="before the round that it joins at"):
             made.on_message(2, Message(Kind.PULL))
         made.on_message(0, push([1.0, 0.0, 0.0]))
         replies = made.on_message(5, push([-50.0, 0.0, 0.0]))

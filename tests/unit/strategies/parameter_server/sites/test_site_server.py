@@ -237,6 +237,6 @@ def test_a_packet_that_has_come_before_its_announcement_again_is_not_waited_for(
 @pytest.mark.parametrize("wrong", [{"version": 0}, {"version": 1, "tensor": torch.zeros(1)}])
 def test_an_announcement_that_cannot_be_is_refused(wrong):
     pair = Pair(barrier=0.5)
-    with pytest.raises(RunError, match="ANNOUNCE came"):
+    with pytest.raises(RunError, match="ANNOUNCE arrived"):
         pair.say(3, 4, Message(Kind.ANNOUNCE, **wrong))
     assert set(pair.say(2, 4, Message(Kind.PULL))) == {2}
