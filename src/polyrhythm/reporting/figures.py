@@ -24,6 +24,7 @@ from polyrhythm.events import (
     CheckpointSaved,
     Evaluated,
     Event,
+    ImagesLeftOut,
     NoiseMeasured,
     Notice,
     RunEnded,
@@ -54,6 +55,7 @@ class RunFigures:
         absent: workers that are lost, and whose successors have not come.
         notices: everything the user should know, losses of workers included.
         stragglers: the worst ratio of a named straggler's step time to the median, by worker.
+        left_out: names of images that could not be read.
         testing_s: in which no worker took steps, since the model was tested; those after the last step are not counted.
     """
 
@@ -75,6 +77,7 @@ class RunFigures:
         self.absent: set[int] = set()
         self.notices: list[Notice | WorkerLost | WorkerJoined] = []
         self.stragglers: dict[int, float] = {}
+        self.left_out: set[str] = set()
         self.checkpoint: CheckpointSaved | None = None
         self.testing_s = 0.0
         self._testing_s = 0.0  # since the last step
@@ -150,6 +153,8 @@ class RunFigures:
             self.absent.add(event.worker)
         elif isinstance(event, WorkerJoined):
             self.absent.discard(event.worker)
+        elif isinstance(event, ImagesLeftOut):
+            self.left_out.update(event.files)
         elif isinstance(event, Straggler):
             worst = max(self.stragglers.get(event.worker, 0.0), event.slowdown)
             self.stragglers[event.worker] = worst

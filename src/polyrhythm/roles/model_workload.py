@@ -258,8 +258,8 @@ class ModelWorkload:
         """Return what the cache of decoded images did since the last call; None where there is none."""
         return use_of(self._loader.split)
 
-    def newly_left_out(self) -> str:
-        """Return a sentence on images that could not be read since the last call; empty where all could be."""
+    def newly_left_out(self) -> list[str]:
+        """Return the names of images that could not be read since the last call."""
         return left_out_of(self._loader.split, self._job.dataset.test)
 
     @property
