@@ -331,9 +331,9 @@ def _check_whole(snapshot: Snapshot, strategy: Strategy, workers: int) -> None:
     if place:
         raise ValueError(f"the shards of its servers are not the {size:,} parameters")
     traits = strategy.traits(workers)
-    if traits.lockstep and not traits.servers:
-        if any(state.account.step != snapshot.step for state in snapshot.workers.values()):
-            raise ValueError("its workers have done different numbers of steps")
+    apart = any(state.account.step != snapshot.step for state in snapshot.workers.values())
+    if apart and traits.lockstep and not traits.servers:
+        raise ValueError("its workers have done different numbers of steps")
 
 
 def identity(job: Job) -> dict[str, Any]:
