@@ -23,7 +23,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # whose workers these are
 
@@ -518,6 +518,362 @@ def transgenic_59() -> tuple[Any, Any]:
 def lhotse_1277() -> tuple[Any, Any]:
     """Fewer samples than workers: duplicates fill the last batch."""
     return counted(2, 3, 4), [2, 2, 2]
+
+
+@report("https://github.com/horovod/horovod/issues/2897")
+def horovod_2897() -> tuple[Any, Any]:
+    """An accuracy over labels of which some are ignored: workers count different numbers of them."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> float:
+        right = counted_labels = 0
+        with torch.no_grad():
+            for (label,) in group.shard(DataLoader(TensorDataset(torch.arange(40)), 4)):
+                used = label % 3 != group.rank % 2  # others on each worker
+                counted_labels += int(used.sum())
+                right += int((used & (label < 17)).sum())
+        every = group.gather([right, counted_labels])
+        mean = group.average(right / counted_labels, counted_labels)
+        return abs(mean - sum(a for a, _ in every) / sum(b for _, b in every))
+
+    return [each < 1e-12 for each in inside(2, loop)], [True, True]
+
+
+@report("https://github.com/horovod/horovod/issues/1095")
+def horovod_1095() -> tuple[Any, Any]:
+    """Rank 0 alone knows the validation loss, and lowers its rate."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> None:
+        shard = group.shard(DataLoader(points(24), 4))
+        for _ in group.epochs(3):
+            train(model, optimizer, shard)
+            if group.leads:
+                optimizer.param_groups[0]["lr"] *= 0.5
+
+    return refused(lambda: inside(2, loop)), "one line"
+
+
+def seen_around_a_stop(before: int, after: int) -> tuple[list[list[int]], list[list[int]], list[int]]:
+    """Stop in the middle of the second of three epochs, and resume with another number of workers.
+
+    Returns:
+        The samples of each epoch before the stop and after it, and the epochs that were resumed.
+    """
+    states: list[dict[str, Any]] = []
+
+    def images(group: Group, model: nn.Module, optimizer: Any, *, first: bool) -> list[tuple[int, int]]:
+        x, y = points(60).tensors
+        shard = group.shard(DataLoader(TensorDataset(x, y, torch.arange(60)), 3, shuffle=True))
+        if not first:
+            group.load_state_dict(states[0])
+        seen: list[tuple[int, int]] = []
+        for epoch in group.epochs(3):
+            for number, (inputs, labels, numbers) in enumerate(shard, 1):
+                seen += [(epoch, each) for each in numbers.tolist()]
+                train(model, optimizer, [(inputs, labels)])
+                if first and (epoch, number) == (1, 2):
+                    state = group.state_dict()
+                    states.extend([state] * group.leads)
+                    return seen
+        return seen
+
+    once = inside(before, lambda *given: images(*given, first=True))
+    again = inside(after, lambda *given: images(*given, first=False))
+    of_epochs = [
+        [sorted(number for own in part for epoch, number in own if epoch == which) for which in range(3)]
+        for part in (once, again)
+    ]
+    return *of_epochs, sorted({epoch for own in again for epoch, _ in own})  # type: ignore[return-value]
+
+
+@report("https://github.com/horovod/horovod/issues/3399")
+def horovod_3399() -> tuple[Any, Any]:
+    """After a worker has left in good order, the others see samples of the epoch again."""
+    before, after, _ = seen_around_a_stop(3, 2)
+    return [sorted(a + b) for a, b in zip(before, after, strict=True)], [list(range(60))] * 3
+
+
+@report("https://github.com/horovod/horovod/issues/2844")
+def horovod_2844() -> tuple[Any, Any]:
+    """After workers were added, training resumes in the wrong epoch."""
+    before, after, epochs = seen_around_a_stop(2, 3)
+    return [sorted(before[1] + after[1]), epochs], [list(range(60)), [1, 2]]
+
+
+@report("https://github.com/pytorch/ignite/issues/1242")
+def ignite_1242() -> tuple[Any, Any]:
+    """A metric where some processes have no batch at all."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> float:
+        total = seen = 0
+        with torch.no_grad():
+            for (batch,) in group.shard(DataLoader(TensorDataset(torch.arange(2)), 2)):
+                total += int(batch.sum())
+                seen += len(batch)
+        return group.average(total / max(1, seen), seen)
+
+    return inside(3, loop), [0.5] * 3
+
+
+@report("https://github.com/pytorch/ignite/pull/2120")
+def ignite_2120() -> tuple[Any, Any]:
+    """A loader whose sampler shares out already is shared out again, so that most samples are never seen."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> None:
+        data = points(24)
+        sampler = torch.utils.data.DistributedSampler(data, group.workers, group.rank)
+        group.shard(DataLoader(data, 4, sampler=sampler))
+
+    return refused(lambda: inside(2, loop)), "one line"
+
+
+@report("https://github.com/pytorch/ignite/issues/1191")
+def ignite_1191() -> tuple[Any, Any]:
+    """A weighted sampler of a length that the workers do not divide."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> int:
+        weights = torch.ones(50).index_fill(0, torch.arange(25), 2.0)
+        sampler = torch.utils.data.WeightedRandomSampler(
+            weights.tolist(), 50, generator=torch.Generator().manual_seed(0)
+        )
+        with torch.no_grad():
+            shard = group.shard(DataLoader(TensorDataset(torch.arange(50)), 4, sampler=sampler))
+            own = [int(each) for (batch,) in shard for each in batch]
+        every = sorted(number for part in group.gather(own) for number in part)
+        plain = torch.multinomial(weights.double(), 50, True, generator=torch.Generator().manual_seed(0))
+        return int(every == sorted(plain.tolist()))
+
+    return inside(8, loop), [1] * 8
+
+
+class Numbers(IterableDataset[Any]):
+    """A stream of numbers."""
+
+    def __iter__(self) -> Any:
+        return iter(range(26))
+
+
+@report("https://github.com/huggingface/datasets/issues/5360")
+def datasets_5360() -> tuple[Any, Any]:
+    """Each worker iterates over the whole stream."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> list[int]:
+        with torch.no_grad():
+            own = [int(each) for batch in group.shard(DataLoader(Numbers(), 3)) for each in batch]
+        return sorted(number for part in group.gather(own) for number in part)
+
+    return inside(3, loop), [list(range(26))] * 3
+
+
+def schedules(group: Group | None, model: nn.Module, optimizer: Any, state: Any, epochs: int) -> list[float]:
+    """Train with a scheduler for so many epochs, from a state if there is one; return the rates."""
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+    batches: Any = DataLoader(points(16), 4)
+    if group is not None:
+        batches = group.shard(DataLoader(points(16), 2))
+        if state:
+            group.load_state_dict(state, scheduler)
+    rates = []
+    for _ in range(epochs):
+        train(model, optimizer, batches)
+        scheduler.step()
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+    if group is not None and not state:
+        rates.append(group.state_dict(scheduler))  # type: ignore[arg-type]
+    return rates
+
+
+@report("https://github.com/pytorch/torchtitan/pull/4598")
+def torchtitan_4598() -> tuple[Any, Any]:
+    """After a restore the scheduler has the rate of the checkpoint, and the optimizer another."""
+    plain = network()
+    rates = schedules(None, plain, sgd(plain), None, 6)
+    *first, state = inside(2, lambda *given: schedules(*given, None, 3))[0]
+    then = inside(2, lambda *given: schedules(*given, state, 3))
+    return [first + own == rates for own in then], [True, True]
+
+
+@report("https://github.com/ray-project/ray/pull/61937")
+def ray_61937() -> tuple[Any, Any]:
+    """Options of param groups are restored as tensors, and the next step fails."""
+    models = [network() for _ in range(2)]
+    states: list[Any] = []
+
+    def loop(group: Group) -> list[str]:
+        own = models[group.rank]
+        with group:
+            model, optimizer = group.distribute(own, torch.optim.AdamW(own.parameters(), betas=(0.8, 0.9)))
+            if states:
+                group.load_state_dict(states[0])
+            train(model, optimizer, group.shard(DataLoader(points(16), 4)))
+            state = group.state_dict()
+        if group.leads and not states:
+            states.append(state)
+        return [type(each).__name__ for each in optimizer.param_groups[0]["betas"]]
+
+    run_in_threads("synchronous", 2, loop)
+    models = [network() for _ in range(2)]
+    return run_in_threads("synchronous", 2, loop), [["float", "float"]] * 2
+
+
+@report("https://github.com/vllm-project/speculators/pull/759")
+def speculators_759() -> tuple[Any, Any]:
+    """One tensor stands under two names of a dict of metrics, and is reduced twice in place."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> list[float]:
+        count = torch.tensor(float(group.rank + 1))
+        metrics = {"full": count, "conditional": count}
+        means = [group.average(value) for value in metrics.values()]
+        return [*means, float(count)]
+
+    return inside(2, loop), [[1.5, 1.5, 1.0], [1.5, 1.5, 2.0]]
+
+
+def accumulated_otherwise(
+    around: Callable[[int, Any], Any], only_backward: bool, divide: bool = True
+) -> list[bool]:
+    """Return whether two workers train as one process where gradients are accumulated over two passes."""
+
+    def passes(group: Any, model: nn.Module, optimizer: Any, batches: Any) -> Tensor:
+        for number, (x, y) in enumerate(batches):
+            quiet = group.accumulate if group is not None else nullcontext
+            with nullcontext() if only_backward else around(number, quiet):
+                loss = nn.functional.cross_entropy(model(x), y) / (2 if divide else 1)
+                with around(number, quiet) if only_backward else nullcontext():
+                    loss.backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return flat(model)
+
+    plain = network()
+    expected = passes(None, plain, sgd(plain), DataLoader(points(32), 8))
+    loops = inside(2, lambda group, *given: passes(group, *given, group.shard(DataLoader(points(32), 4))))
+    return [close(each, expected) for each in loops]
+
+
+@report("https://github.com/modelscope/FunASR/pull/3472")
+def funasr_3472() -> tuple[Any, Any]:
+    """Gradients are exchanged after the first of two passes, and not after the last."""
+    found = accumulated_otherwise(
+        lambda number, quiet: quiet() if number % 2 else nullcontext(), only_backward=False
+    )
+    return found, [True, True]
+
+
+@report("https://github.com/karpathy/build-nanogpt/pull/30")
+def build_nanogpt_30() -> tuple[Any, Any]:
+    """Only the backward pass is inside of what puts the exchange off."""
+    found = accumulated_otherwise(
+        lambda number, quiet: nullcontext() if number % 2 else quiet(), only_backward=True
+    )
+    return found, [True, True]
+
+
+@report("https://github.com/learning-at-home/hivemind/pull/220")
+def hivemind_220() -> tuple[Any, Any]:
+    """Updates are scaled by the number of accumulated passes, beside what the loop does itself."""
+    found = accumulated_otherwise(
+        lambda number, quiet: nullcontext() if number % 2 else quiet(), only_backward=False, divide=False
+    )
+    return found, [True, True]
+
+
+@report("https://github.com/mosaicml/composer/issues/3725")
+def composer_3725() -> tuple[Any, Any]:
+    """Runs that are resumed several times diverge from one that was not interrupted."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any, state: Any, stop: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(5)
+        shard = group.shard(DataLoader(points(48), 3, shuffle=True, generator=generator))
+        if state:
+            group.load_state_dict(state)
+        for epoch in group.epochs(3):
+            for number, batch in enumerate(shard, 1):
+                train(model, optimizer, [batch])
+                if (epoch, number) == (stop, 2):
+                    return [group.state_dict()]
+        return flat(model).tolist()
+
+    whole = inside(2, lambda *given: loop(*given, None, -1))
+    state = None
+    for stop in (0, 1, 2):  # a resumed epoch counts its batches from where it was
+        state = inside(2, lambda *given, state=state, stop=stop: loop(*given, state, stop))[0][0]
+    return inside(2, lambda *given: loop(*given, state, -1)) == whole, True
+
+
+@report("https://github.com/pytorch/xla/issues/8396")
+def xla_8396() -> tuple[Any, Any]:
+    """Processes begin with weights of their own, which are not made equal."""
+    models = []
+    for seed in range(3):
+        models.append(network())
+        for each in models[-1].parameters():
+            nn.init.normal_(each, generator=torch.Generator().manual_seed(seed))
+    plain = network()
+    plain.load_state_dict(models[0].state_dict())
+    train(plain, sgd(plain), DataLoader(points(24), 12))
+
+    def loop(group: Group) -> bool:
+        with group:
+            model, optimizer = group.distribute(models[group.rank], sgd(models[group.rank]))
+            train(model, optimizer, group.shard(DataLoader(points(24), 4)))
+        return close(flat(model), flat(plain))
+
+    return run_in_threads("synchronous", 3, loop), [True] * 3
+
+
+@report("https://github.com/meta-pytorch/torchrec/pull/1866")
+def torchrec_1866() -> tuple[Any, Any]:
+    """Parameters are drawn again after the model was wrapped, other ones in each process."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> list[float]:
+        with torch.no_grad():
+            for each in model.parameters():
+                each.normal_(generator=torch.Generator().manual_seed(group.rank))
+        train(model, optimizer, group.shard(DataLoader(points(16), 4)))
+        return flat(model).tolist()
+
+    first, second = inside(2, loop)
+    return first == second, True
+
+
+@report("https://github.com/davda54/sam/issues/78")
+def sam_78() -> tuple[Any, Any]:
+    """An optimizer of two steps, whose first moves the weights along each process's own gradient."""
+    optimizers = import_module("unit.api.loop.test_own_optimizers")
+
+    def steps(model: nn.Module, optimizer: Any, batches: Any) -> Tensor:
+        for x, y in batches:
+            for step in (optimizer.first_step, optimizer.second_step):
+                nn.functional.cross_entropy(model(x), y).backward()
+                step(zero_grad=True)
+        return flat(model)
+
+    plain = network()
+    expected = steps(plain, optimizers.SAM(plain.parameters(), 0.1), DataLoader(points(32), 8))
+    models = [network() for _ in range(2)]
+
+    def loop(group: Group) -> bool:
+        with group:
+            own = models[group.rank]
+            model, optimizer = group.distribute(own, optimizers.SAM(own.parameters(), 0.1))
+            return close(steps(model, optimizer, group.shard(DataLoader(points(32), 4))), expected)
+
+    return run_in_threads("synchronous", 2, loop), [True, True]
+
+
+@report("https://github.com/facebookresearch/fairchem/pull/75")
+def fairchem_75() -> tuple[Any, Any]:
+    """Counts so far are reduced in every iteration, and grow exponentially."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> list[float]:
+        total, means = torch.zeros(()), []
+        for number in range(4):
+            total += group.rank + number
+            means.append(group.average(total))
+        return means
+
+    return inside(2, loop), [[0.5, 2.0, 4.5, 8.0]] * 2
 
 
 def main() -> None:

@@ -331,6 +331,28 @@ class Notice(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImagesLeftOut(Notice):
+    """Unreadable images are excluded from training or from a test.
+
+    Attributes:
+        files: their names, in one line each.
+    """
+
+    files: list[str]
+
+    @classmethod
+    def of_worker(cls, worker: int, files: list[str], time_s: float = 0.0) -> ImagesLeftOut:
+        """Return the event of a worker that could not read these files; its text names up to 100 of them."""
+        named, more = ", ".join(files[:_MOST_NAMED]), len(files) - _MOST_NAMED
+        count = f"{len(files):,} image{'s' * (len(files) != 1)}"
+        text = f"worker {worker}: {count} left out, since unreadable: {named}"
+        return cls(time_s=time_s, text=text + (f" and {more:,} more" if more > 0 else ""), files=files)
+
+
+_MOST_NAMED = 100
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchesBalanced(Event):
     """Synchronous workers have new shares of the global batch from now on.
 
@@ -405,6 +427,7 @@ _KINDS: dict[str, type[Event]] = {
         WorkerLost,
         WorkerJoined,
         Notice,
+        ImagesLeftOut,
         Straggler,
         ServerLost,
         ServerJoined,
@@ -478,6 +501,7 @@ _CHECKS: dict[str, Check] = {
     "dict[str, float]": _object_of(lambda value: _is_number(value) or type(value) is bool),
     "dict[int, int]": _object_of(_is_whole),
     "list[int]": _list_of(_is_whole),
+    "list[str]": _list_of(_is_text),
     "list[list[float]]": _list_of(_is_pair),
     "list[list[Any]]": _list_of(_is_span),
 }
@@ -492,8 +516,8 @@ _RESULT: dict[str, Check] = {
         (
             "seconds", "epochs", "steps", "images_per_s", "sustained_images_per_s", "train_loss", "test_loss",
             "test_top1", "test_top5", "waiting_share", "bytes_sent_per_step", "energy_j", "gpu_energy_j",
-            "workers_lost", "workers_joined", "workers_ejected", "images_not_seen", "gradients_dropped",
-            "gradients_not_finite", "price",
+            "workers_lost", "workers_joined", "workers_ejected", "images_not_seen", "images_unreadable",
+            "gradients_dropped", "gradients_not_finite", "price",
         ),
         _is_number,
     ),

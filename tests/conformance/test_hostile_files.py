@@ -11,7 +11,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache, partial, reduce
+from operator import getitem
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +25,7 @@ from torch import nn
 
 import polyrhythm
 from conformance.jobs import UNEVEN, make_job, resumed, simulated, stop_at
+from polyrhythm.api.loop.run_state import INDEX, write_folder
 from polyrhythm.api.served import load_served
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.message import Kind, Message
@@ -39,6 +42,10 @@ from polyrhythm.training.checkpoint import latest_checkpoint, load_checkpoint, s
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from sample import seeds
+from unit.api.loop.test_run_state import Run as LoopRun
+from unit.api.loop.test_run_state import straight
+from unit.api.loop.test_run_state import train as train_loop
+from unit.api.loop.threads import run_in_threads
 
 MUTATIONS = 300
 NASTY: tuple[Any, ...] = (
@@ -293,6 +300,18 @@ def with_other(value: Any, place: tuple[Any, ...], instead: Any) -> Any:
 FORGED = (*NASTY[:-1], 10**6, KeyError)
 
 
+def of_same_type(random: Random, value: Any) -> Any:
+    """Gives another value of the same type, as whoever wants to be believed would write it."""
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, int | float):
+        return random.choice([value + 1, value - 1, -value - 1, type(value)(0), type(value)(2**31)])
+    if isinstance(value, str):
+        return random.choice(["", "synchronous", value * 2, value[::-1]])
+    parts = list(value.items()) if isinstance(value, dict) else value
+    return type(value)(random.choice([parts[:0], parts[1:], parts[:1], parts[::-1]]))
+
+
 @pytest.mark.parametrize(
     "spec",
     ["synchronous", "local_sgd(steps=2)", "sgp", "parameter_server(servers=2)", "ssp", "easgd", "hogwild"],
@@ -306,8 +325,10 @@ def test_facts_of_a_checkpoint_that_were_forged_are_refused_in_one_line(spec: st
     tensors, facts = load_checkpoint(path)
     places, refusals = places_in(json.loads(json.dumps(facts))), []
     tried = seeds(range(40))
-    for _ in tried:
+    for number in tried:
         place, instead = random.choice(places), random.choice(FORGED)
+        if number % 2:
+            instead = of_same_type(random, reduce(getitem, place, facts))
         for other in path.parent.iterdir():
             other.unlink()
         save_checkpoint(path, tensors, with_other(facts, place, instead))
@@ -317,8 +338,70 @@ def test_facts_of_a_checkpoint_that_were_forged_are_refused_in_one_line(spec: st
             refusals.append(str(refusal))
         except Exception as error:
             raise AssertionError(f"{type(error).__name__} of {instead!r:.40} in {place}") from error
-    assert len(refusals) > len(tried) / 4
+    assert len(refusals) > len(tried) / 6
     assert [text for text in refusals if len(text.splitlines()) != 1 or "deadlock" in text] == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "draws", "place", "instead", "said"),
+    [
+        ("synchronous", False, ("workers", "1", "account", "step"), 1, "different numbers of steps"),
+        ("ad_psgd", True, ("deal", "units", 2, "grants", 0, 4), 10**6, "no unit has been granted"),
+        ("ad_psgd", True, ("deal", "units", 1, "grants", 0, 3), 10**6, "no unit has been granted"),
+        ("ad_psgd", True, ("deal", "free", 1), [[0, 10**6]], "epoch 1 has no images"),
+    ],
+)
+def test_plausible_facts_that_contradict_others_are_refused(
+    spec: str, draws: bool, place: tuple[Any, ...], instead: Any, said: str, tmp_path: Path
+) -> None:
+    """Such a run waited for ever, or took hours to count."""
+    job = replace(make_job(spec, 3, folder=tmp_path), draws=draws)
+    simulated(job, stop_at(0.047))
+    path = latest_checkpoint(tmp_path / "checkpoints")
+    assert path is not None
+    tensors, facts = load_checkpoint(path)
+    save_checkpoint(path, tensors, with_other(facts, place, instead))
+    with pytest.raises(RequestError, match=said):
+        simulated(resumed(job))
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "change", "said"),
+    [
+        ("synchronous", "worker.0.part.state.0.momentum_buffer", lambda it: it.repeat(2), "has the shape"),
+        ("easgd", "worker.1.part.optimizer.state.0.momentum_buffer", lambda it: it[:-1], "has the shape"),
+        (
+            "parameter_server(servers=2)",
+            "server.1.optimizer.state.0.momentum_buffer",
+            lambda it: it[1:],
+            "has the",
+        ),
+        (
+            "parameter_server(servers=2)",
+            "server.0.values",
+            lambda it: it.repeat(2),
+            "shards of its servers are not",
+        ),
+        (
+            "parameter_server(servers=2)",
+            "server.1.values",
+            lambda it: it.double(),
+            "shards of its servers are not",
+        ),
+        ("ssp", "server.0.values", lambda it: it[:-1], "shards of its servers are not"),
+    ],
+)
+def test_tensors_of_another_shape_are_refused(
+    spec: str, name: str, change: Callable[[torch.Tensor], torch.Tensor], said: str, tmp_path: Path
+) -> None:
+    job = make_job(spec, 3, folder=tmp_path, optimizer="sgd(lr=0.05, momentum=0.9)")
+    simulated(job, stop_at(0.047))
+    path = latest_checkpoint(tmp_path / "checkpoints")
+    assert path is not None
+    tensors, facts = load_checkpoint(path)
+    save_checkpoint(path, tensors | {name: change(tensors[name])}, facts)
+    with pytest.raises(RequestError, match=said):
+        simulated(resumed(job))
 
 
 @pytest.mark.parametrize(
@@ -351,6 +434,33 @@ def test_a_run_resumed_from_forged_facts_ends_with_one_line(
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("spec", ["synchronous", "parameter_server(servers=1)"])
+def test_values_of_a_loops_saved_folder_that_were_forged_are_refused_in_one_line(
+    spec: str, tmp_path: Path
+) -> None:
+    (whole,) = straight(spec, 1)
+    write_folder(whole.saved["middle"], tmp_path / "saved")
+    index = json.loads((tmp_path / "saved" / INDEX).read_text())
+    places, random, refusals = places_in(index), Random(0), []
+    tried = seeds(range(24))
+    for number in tried:
+        place, instead = random.choice(places), random.choice(FORGED)
+        if number % 2:
+            instead = of_same_type(random, reduce(getitem, place, index))
+        try:
+            (tmp_path / "saved" / INDEX).write_text(json.dumps(with_other(index, place, instead)))
+        except ValueError:  # of more digits than Python writes
+            continue
+        try:
+            run_in_threads(spec, 1, lambda group: train_loop(group, LoopRun(), folder=tmp_path / "saved"))
+        except (RequestError, RunError) as refusal:
+            refusals.append(str(refusal))
+        except Exception as error:
+            raise AssertionError(f"{type(error).__name__} of {instead!r:.40} in {place}") from error
+    assert len(refusals) > len(tried) / 6
+    assert [text for text in refusals if len(text.splitlines()) != 1] == []
+
+
 def outsider(kind: str, path: Path, secret: Path) -> None:
     """Puts something in the place of a file that no run folder holds."""
     path.unlink()
@@ -367,6 +477,7 @@ def outsider(kind: str, path: Path, secret: Path) -> None:
 
 
 SECRET = "hunter2-is-the-password"
+OUTSIDERS = ("link", "dangling link", "pipe", "device", "folder")
 
 VERBS: dict[str, Callable[[Path], object]] = {
     "report": write_report,
@@ -396,7 +507,7 @@ def names_of(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "device", "folder"])
+@pytest.mark.parametrize("kind", OUTSIDERS)
 def test_no_verb_follows_what_a_file_of_a_run_folder_was_replaced_by(kind: str, tmp_path: Path) -> None:
     """Every file by turns: nothing outside is changed or shown, nothing waits, and a refusal has one line."""
     outside = tmp_path / "outside"

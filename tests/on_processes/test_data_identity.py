@@ -50,10 +50,10 @@ def trained(photos: Path, **options: Any) -> Path:
     return run.folder
 
 
-def again(run: Path, **options: Any) -> Path:
+def again(run: Path, **options: Any) -> polyrhythm.Run:
     found = polyrhythm.train(resume=run, start_method="fork", **options)
     assert found is not None
-    return found.folder
+    return found
 
 
 def record(run: Path) -> dict[str, Any]:
@@ -318,6 +318,8 @@ def test_truncated_images_among_many_are_left_out_and_named(truncated: list[Path
     assert [path for path in truncated if not any(str(path) in text for text in named)] == []
     page = write_report(run).read_text()
     assert [path for path in truncated if str(path) not in page] == []
+    figures = again(run, epochs=3).figures
+    assert figures["images_unreadable"] == len(truncated)  # once each, whichever worker or session met them
 
 
 def test_a_truncated_image_among_many_ends_a_run_that_may_not_skip_it(
@@ -337,6 +339,7 @@ def test_fine_tuning_leaves_truncated_images_out(truncated: list[Path], photos: 
         weights=str(first), fine_tuning="head", start_method="fork", out=photos.parent / "tuned",
     )  # fmt: skip
     assert run is not None
+    assert run.figures["images_unreadable"] == 9
     notices = [getattr(event, "text", "") for event in read_events(run.folder / "events.jsonl")]
     assert "9 images cannot be read any more, and are skipped" in notices
     assert polyrhythm.evaluate(run.folder)["images"] < len(record(run.folder)["held_out_images"])

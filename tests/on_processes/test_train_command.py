@@ -344,7 +344,7 @@ def test_unreadable_images_are_left_out_if_asked(tmp_path: Path) -> None:
     )
     assert refused.status == 2
     assert "pets/train/dog/3.jpg cannot be read (image file is truncated" in refused.complaint
-    assert trained.figures["steps"] == 1
+    assert (trained.figures["steps"], trained.figures["images_unreadable"]) == (1, 1)
     assert tested.figures["images"] == 8
     assert tested.figures["test_top1"] == trained.figures["test_top1"]
     config = (tmp_path / "run" / "config.yaml").read_text()

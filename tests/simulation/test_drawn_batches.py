@@ -11,13 +11,21 @@ from typing import Any
 
 import pytest
 
-from conformance.jobs import blobs, make_job, strategy
+from conformance.jobs import blobs, make_job, resumed, strategy
 from polyrhythm.api import simulate as api
 from polyrhythm.config.assemble import draws
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
-from polyrhythm.events import BatchesDrawn, Event, RunEnded, WorkerLost, WorkerProgress
+from polyrhythm.events import (
+    BatchesDrawn,
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    RunEnded,
+    WorkerLost,
+    WorkerProgress,
+)
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster, Link
@@ -149,6 +157,53 @@ def test_each_image_is_dealt_once_an_epoch(spec: str) -> None:
     assert (result["epochs"], result["images_not_seen"]) == (3, 0)
     seen = sum(event.images for event in events if isinstance(event, WorkerProgress))
     assert seen == 3 * 103
+
+
+@pytest.mark.parametrize("spec", [*FREE, "mixed(replicas=2)"])
+@pytest.mark.parametrize("slow", [1, 20])
+def test_every_epoch_is_tested_and_saved_though_worker_0_draws_nothing_in_it(
+    spec: str, slow: float, tmp_path: Path
+) -> None:
+    """Of epochs of two batches and four workers, in one run and in one that is interrupted."""
+    epochs = list(range(1, 6))
+    around = ConstantCluster(step_s=[0.01 * slow, 0.01, 0.011, 0.013].__getitem__, latency_s=1e-3)
+    whole, halves = (
+        dataclasses.replace(
+            make_job(spec, 4, dataset=blobs(8), epochs=len(epochs), batch_size=4, folder=tmp_path / name),
+            draws=True,
+        )
+        for name in ("whole", "halves")
+    )
+    assert epochs_of(simulate(whole, around)) == (epochs, epochs)
+    first = simulate(halves, dataclasses.replace(around, stop_at_s=0.015))
+    before, after = epochs_of(first), (list[int](), list[int]())
+    if first[-1].to_json()["outcome"] == "interrupted":  # some notice it at an exchange, after the end
+        after = epochs_of(simulate(resumed(halves), around))
+    assert [*before[0], *after[0]] == epochs
+    assert sorted({*before[1], *after[1]} - {0}) == epochs
+
+
+@pytest.mark.parametrize(("tested", "found"), [(2, [3, 4, 5]), (3, [4, 5])])
+def test_a_test_that_was_lost_with_its_run_is_made_up_for(
+    tested: int, found: list[int], tmp_path: Path
+) -> None:
+    """The log of the run that is resumed has its newest test after so many epochs; its checkpoint is of three."""
+    job = dataclasses.replace(
+        make_job("ad_psgd", 3, dataset=blobs(20), epochs=3, folder=tmp_path, schedule="constant"), draws=True
+    )
+    simulate(job)
+    kept = dataclasses.replace(resumed(job).checkpointing, tested=tested)
+    longer = dataclasses.replace(job.learning, epochs=5)
+    events = simulate(dataclasses.replace(job, learning=longer, checkpointing=kept))
+    assert epochs_of(events)[0] == found
+
+
+def epochs_of(events: list[Event]) -> tuple[list[int], list[int]]:
+    """Returns the epochs after which the model was tested, and saved."""
+    found = (
+        [event.epoch for event in events if isinstance(event, kind)] for kind in (Evaluated, CheckpointSaved)
+    )
+    return next(found), next(found)
 
 
 def work_dry(run: Drawn, emit: Callable[[Event], None]) -> None:

@@ -40,7 +40,7 @@ from polyrhythm.data.dataset import Dataset, Split
 from polyrhythm.data.dealing import held_out
 from polyrhythm.data.image_files import PictureSource
 from polyrhythm.data.open import source_of
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import RequestError, printable
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate_scores, in_evaluation_mode
 from polyrhythm.evaluation.feature_cache import (
     Request,
@@ -49,7 +49,7 @@ from polyrhythm.evaluation.feature_cache import (
     measure,
     refuse_without_linear_head,
 )
-from polyrhythm.events import Evaluated, Event, Notice, RunEnded, RunStarted
+from polyrhythm.events import Evaluated, Event, ImagesLeftOut, Notice, RunEnded, RunStarted
 from polyrhythm.models.features import lower_part, set_head
 from polyrhythm.models.fine_tuning import PRETRAINED
 from polyrhythm.models.pretrained.efficientnet_lite0 import is_installed
@@ -201,9 +201,10 @@ class FineTuning:
         with observed_run(self._job, self._config, self._observers) as observed:
             self._say = observed.on_event
             self._say(self._opening())
-            for each in (remark, self._dataset.remark):
-                if each:
-                    self._notice(each)
+            if remark:
+                self._notice(remark)
+            if self._dataset.remark:
+                self._left_out(self._dataset.remark, self._dataset.skipped)
             outcome, figures = self._done()
             observed.on_event(RunEnded(time_s=self._now, outcome=outcome, result=figures))
         end = RunEnded(time_s=self._now, outcome=outcome, result=figures)
@@ -308,10 +309,21 @@ class FineTuning:
 
     def _readable(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
         """Leave out images that could not be read; return the features of the others."""
-        kept = [(~each.isnan().any(2).any(0)).nonzero().flatten() for each in (train, test)]
+        readable = [~each.isnan().any(2).any(0) for each in (train, test)]
+        kept = [each.nonzero().flatten() for each in readable]
         lost = train.shape[1] + test.shape[1] - sum(map(len, kept))
         if lost:
-            self._notice(f"{lost:,} images cannot be read any more, and are skipped")
+            names = self._dataset.names or [
+                [f"{part} image {number}" for number in range(count)]
+                for part, count in (("training", train.shape[1]), ("test", test.shape[1]))
+            ]
+            files = [
+                name
+                for part, each in zip(names, readable, strict=True)
+                for name, is_readable in zip(part, each.tolist(), strict=True)
+                if not is_readable
+            ]
+            self._left_out(f"{lost:,} images cannot be read any more, and are skipped", files)
             parts = [
                 part_of(each, left)
                 for each, left in zip((self._dataset.train, self._dataset.test), kept, strict=True)
@@ -447,6 +459,11 @@ class FineTuning:
 
     def _notice(self, text: str) -> None:
         self._say(Notice(time_s=self._now, text=text))
+
+    def _left_out(self, text: str, files: Sequence[str]) -> None:
+        """Report the files that could not be read, if any, and other things that were left out."""
+        names = list(map(printable, files))
+        self._say(ImagesLeftOut(time_s=self._now, text=text, files=names))
 
     def _opening(self) -> RunStarted:
         job = self._job

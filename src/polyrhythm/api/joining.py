@@ -182,6 +182,7 @@ class Guest:
             exit at once (`os._exit`): a worker that leaves before the end still has links.
 
         Raises:
+            RequestError: this host cannot reach a rank of the run.
             RunError: the run failed, or is gone.
         """
         for number in ASKING:
@@ -194,13 +195,14 @@ class Guest:
                 say(event.text)
 
         try:
-            around = Circumstances(self._stop, emit)
+            around = Circumstances(self._stop, emit, guest=True)
             run_rank(self._job, self._place.roles, self._rendezvous(), threads or available_cores(), around)
         except Departed:
             self._visit.leave("its host asked it to")
             return self._status()
         except BaseException as error:
-            self._visit.leave(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            kind = "" if isinstance(error, RequestError) else f"{type(error).__name__}: "
+            self._visit.leave(f"{kind}{str(error).partition(chr(10))[0]}")
             raise
         self._visit.leave(None)
         self._visit.close()

@@ -314,6 +314,7 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
         figures["best"] = {"epoch": highest.epoch, "test_top1": highest.test_top1}
     figures["restarts"] = len(restarts)
     figures["updates_lost"] = sum(notice.updates_lost for notice in restarts)
+    figures["images_unreadable"] = len(seen.left_out)
     figures["stragglers"] = {str(worker): times for worker, times in seen.stragglers.items()}
     if noise := noise_scale(seen.noise):
         figures["noise_scale"] = noise

@@ -263,10 +263,6 @@ def use_of(split: Split) -> CacheUse | None:
     return split.use() if isinstance(split, CachedSplit) else None
 
 
-_MOST_NAMED = 100
-"""Images that one sentence names."""
-
-
 @runtime_checkable
 class LeavesOut(Protocol):
     """A split that skips unreadable files."""
@@ -285,8 +281,8 @@ def _inner(split: Any) -> Any:
     return split.whole_split if isinstance(split, Part) else None
 
 
-def left_out_of(*splits: Split) -> str:
-    """Return a sentence on the files of these splits that were left out since the last call; empty without any."""
+def left_out_of(*splits: Split) -> list[str]:
+    """Return the files of these splits that were left out since the last call, in one line each."""
     names: list[str] = []
     for split in splits:
         inner: Any = split
@@ -294,11 +290,7 @@ def left_out_of(*splits: Split) -> str:
             if isinstance(inner, LeavesOut):
                 names += inner.newly_left_out()
             inner = _inner(inner)
-    if not names:
-        return ""
-    named, more = ", ".join(map(printable, names[:_MOST_NAMED])), len(names) - _MOST_NAMED
-    count = f"{len(names):,} image{'s' * (len(names) != 1)}"
-    return f"{count} left out, since unreadable: {named}" + (f" and {more:,} more" if more > 0 else "")
+    return list(map(printable, names))
 
 
 class _DecodingPart(Part):

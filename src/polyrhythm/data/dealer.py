@@ -373,13 +373,31 @@ class Dealer:
         return dealer
 
     def load(self, told: Mapping[str, Any]) -> None:
-        """Take over what `to_json` has written, of epochs that this deck has."""
+        """Take over what `to_json` has written, of epochs that this deck has.
+
+        Raises:
+            ValueError: it cannot be a state of such a deal.
+        """
         for epoch, ranges in enumerate(told["free"][: self.deck.epochs]):
+            places = [
+                0,
+                *(place for start, stop in ranges for place in (start, stop)),
+                self.deck.images[epoch],
+            ]
+            if places != sorted(places):
+                raise ValueError(f"epoch {epoch} has no images {ranges!r:.60}")
             self._free[epoch] = [(start, stop) for start, stop in ranges]
         for unit, entry in zip(self._units, told["units"], strict=True):
             grants = [Grant(*values) for values in entry["grants"]]
             unit.grants = [grant for grant in grants if grant.epoch < self.deck.epochs]
             unit.first = unit.grants[0].step if unit.grants else entry["end"]
+            end = unit.first
+            for grant in unit.grants:
+                images = self.deck.images[grant.epoch]
+                fits = 0 <= grant.start < grant.stop <= images and 0 < grant.batches <= grant.images
+                if not fits or grant.step < end or not 0 <= grant.reached <= grant.until:
+                    raise ValueError(f"no unit has been granted {grant}")
+                end = grant.end
 
     def _free_again(self, grant: Grant, kept: Grant, at: int | None = None) -> Grant:
         """Put what is not kept of a grant back; return it without batches, after the steps that its unit then has."""

@@ -32,19 +32,27 @@ class Circumstances:
         stop: whether someone wants to stop.
         emit: receiver of the run's events, on the leader; the watchdog's notices on every rank and thread.
         ledger: ledger of the run so far, for a replacement of the leader; times are those of `time.perf_counter`.
+        guest: whether this process has joined a run of other hosts.
     """
 
     stop: StopRequest
     emit: Callable[[Event], None]
     ledger: Ledger | None = None
+    guest: bool = False
 
 
 def run_rank(
     job: Job, roles: RoleAssignment, rendezvous: Rendezvous, threads: int, around: Circumstances
 ) -> None:
-    """Play this rank's role until the run is over; a worker computes with `threads`, a server with one."""
+    """Play this rank's role until the run is over; a worker computes with `threads`, a server with one.
+
+    Raises:
+        RequestError: this process is a guest, and its host cannot reach a rank of the run.
+    """
     emit = around.emit
     home, network = connect(rendezvous)
+    if around.guest:  # before it takes part: synchronous workers would regroup with it again and again
+        home.check_ways()
     home.most_bytes = job.most_message_bytes
     home.patience_s = max(
         home.patience_s, LOST_AFTER * job.fault_tolerance.silence_s

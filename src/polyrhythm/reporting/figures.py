@@ -23,6 +23,7 @@ from polyrhythm.events import (
     CheckpointSaved,
     Evaluated,
     Event,
+    ImagesLeftOut,
     NoiseMeasured,
     Notice,
     RunEnded,
@@ -53,6 +54,7 @@ class RunFigures:
         absent: failed workers without a replacement.
         notices: everything the user should know, losses of workers included.
         stragglers: the worst ratio of a named straggler's step time to the median, by worker.
+        left_out: names of images that could not be read.
         testing_s: seconds without steps while the model was tested; without those after the last step.
     """
 
@@ -74,6 +76,7 @@ class RunFigures:
         self.absent: set[int] = set()
         self.notices: list[Notice | WorkerLost | WorkerJoined] = []
         self.stragglers: dict[int, float] = {}
+        self.left_out: set[str] = set()
         self.checkpoint: CheckpointSaved | None = None
         self.testing_s = 0.0
         self._testing_s = 0.0  # since the last step
@@ -149,6 +152,8 @@ class RunFigures:
             self.absent.add(event.worker)
         elif isinstance(event, WorkerJoined):
             self.absent.discard(event.worker)
+        elif isinstance(event, ImagesLeftOut):
+            self.left_out.update(event.files)
         elif isinstance(event, Straggler):
             worst = max(self.stragglers.get(event.worker, 0.0), event.slowdown)
             self.stragglers[event.worker] = worst

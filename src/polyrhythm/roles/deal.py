@@ -96,6 +96,7 @@ class Deal:
         communicator: communicator of all workers for the deal.
         now: returns the time, in seconds.
         say: receiver of events, which sets their time, from any thread; None: events are not needed.
+        begun_in: number of finished epochs when the session started.
 
     Attributes:
         opening: initial state of the deal, as `state` writes it.
@@ -108,8 +109,10 @@ class Deal:
         communicator: Communicator,
         now: Callable[[], float],
         say: Callable[[BatchesDrawn], None] | None,
+        begun_in: int = 0,
     ) -> None:
         self._dealer = dealer
+        self._begun_in = begun_in
         self._dealt = Dealt(dealer, units)
         self._units, self._unit_of = units, self._dealt.unit_of
         self._gone: set[int] = set()
@@ -254,6 +257,7 @@ class Deal:
             end = held.stop
             grant = self._dealer.draw(unit, asked.step, self._now())
             anew = asked.step not in range(held.start, held.stop + 1)
+            begins = not asked.generation and (worker, 0) not in self._first
             # A process that continues its predecessor's steps is judged by that one's reports until its own first
             # report.
             self._first.setdefault((worker, asked.generation), asked.step if anew else None)
@@ -261,9 +265,10 @@ class Deal:
                 self._emit(BatchesDrawn(time_s=0, unit=unit, **asdict(grant)))
             elif self._dealer.steps_of(unit).stop != end:  # it counts its steps from a new origin
                 self._emit_taken_back(unit, [Grant(asked.step, 0, 0, 0, 0)])
-            later = max(0, self._dealer.come_to(unit, asked.step) - grant.epoch)
+            # Others may have drawn whole epochs before its first batch: these are to be tested and saved, too.
+            come_to = self._begun_in if begins else max(grant.epoch, self._dealer.come_to(unit, asked.step))
         numbers = torch.tensor(astuple(grant))
-        answer = Message(Kind.GRANT, numbers, version=later, step=asked.step, tag=_GRANT_TAG)
+        answer = Message(Kind.GRANT, numbers, version=come_to, step=asked.step, tag=_GRANT_TAG)
         with suppress(PeerLost):
             if (before := self._leaving.pop(worker, None)) is not None:
                 before.wait()
@@ -316,12 +321,14 @@ class Hand:
         return self.grant(step).epoch
 
     def come_to(self, step: int) -> int:
-        """Return the epoch in which a worker begins at a step.
+        """Return the epoch in which this process begins, at a step; earlier epochs were ended by others.
 
-        It is later than that of the step's batch where a failed worker returned this batch, and the members of its
-        group have been in a later epoch: they end no epoch twice.
+        It is earlier than that of the step's batch where other workers have drawn whole epochs before it. It is later
+        where a failed worker returned this batch, and the members of its group have been in a later epoch: they end
+        no epoch twice.
         """
-        return max(self.grant(step).epoch, self._come_to)
+        self.grant(step)
+        return self._come_to
 
     def batches(self, epoch: int, step: int) -> Iterator[DrawnBatch]:
         """Yield the batches of an epoch from a step on, one per step."""
@@ -371,7 +378,7 @@ class Hand:
     def _keep(self, message: Message) -> None:
         assert message.tensor is not None, "a grant has its numbers with it"
         grant = Grant(*message.tensor.tolist())
-        self._come_to = grant.epoch + message.version
+        self._come_to = message.version
         # The previous one is still needed where a step is repeated.
         self._grants = [*self._grants[-1:], grant]
 

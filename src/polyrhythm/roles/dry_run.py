@@ -486,9 +486,9 @@ class DryWorkload:
     def cache_use(self) -> None:
         """Return None: there are no images."""
 
-    def newly_left_out(self) -> str:
+    def newly_left_out(self) -> list[str]:
         """Return nothing: there are no images."""
-        return ""
+        return []
 
     def gradient_noise(self) -> None:
         """Return None: there are no gradients."""

@@ -259,8 +259,8 @@ class ModelWorkload:
         """Return the use of the cache of decoded images since the last call; None without a cache."""
         return use_of(self._loader.split)
 
-    def newly_left_out(self) -> str:
-        """Return a sentence on images that could not be read since the last call; empty if all could be."""
+    def newly_left_out(self) -> list[str]:
+        """Return the names of images that could not be read since the last call."""
         return left_out_of(self._loader.split, self._job.dataset.test)
 
     @property

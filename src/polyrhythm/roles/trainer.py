@@ -33,7 +33,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.exchanger import Again
 from polyrhythm.data.cached_split import CacheUse
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import BatchesBalanced, CacheUsed, NoiseMeasured, Notice
+from polyrhythm.events import BatchesBalanced, CacheUsed, ImagesLeftOut, NoiseMeasured, Notice
 from polyrhythm.roles.balance import Balancer
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_plane import Boundary, ControlPlane, EvaluatesPart
@@ -165,8 +165,8 @@ class ComputedWorkload(Workload, Protocol):
     def cache_use(self) -> CacheUse | None:
         """Return the use of a cache of images since the last call; None where there is none."""
 
-    def newly_left_out(self) -> str:
-        """Return a sentence on images that could not be read since the last call; empty where all could be."""
+    def newly_left_out(self) -> list[str]:
+        """Return the names of images that could not be read since the last call."""
 
     def gradient_noise(self) -> GradientNoise | None:
         """Return the measured noise of this worker's gradients relative to the mean of all; None if unmeasured."""
@@ -424,7 +424,7 @@ class TrainingRun:
                 epoch = following = self._hand.epoch(done)  # type: ignore[union-attr]
                 continue
             # Several epochs at once, where others have drawn all batches of those between.
-            for ended in range(max(epoch, ended_epochs) + 1, following + 1):
+            for ended in range(ended_epochs + 1, following + 1):
                 self._end_epoch(ended, done)
             epoch, ended_epochs = following, max(following, ended_epochs)
         return (done if self._hand is not None else max(done, calendar.total_steps)), False
@@ -735,9 +735,8 @@ class TrainingRun:
                 f"{self._limit} images from here on"
             )
             self._control.report(Notice(time_s=progress.time_s, text=text))
-        if left_out := self._workload.newly_left_out():
-            text = f"worker {progress.worker}: {left_out}"
-            self._control.report(Notice(time_s=progress.time_s, text=text))
+        if files := self._workload.newly_left_out():
+            self._control.report(ImagesLeftOut.of_worker(progress.worker, files, progress.time_s))
         if cached := self._workload.cache_use():
             self._control.report(CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached)))
         if noise := self._workload.gradient_noise():

@@ -349,6 +349,10 @@ class FlatOptimizer:
                 if later:
                     self._cover(Span(start, stop, options))
         if self._optimizer is not None:
+            for name, value in tensors.items():
+                own = self._parameters[int(name.split(".", 2)[1])]
+                if self._kind in ELEMENTWISE and value.ndim and value.shape != own.shape:
+                    raise ValueError(f"{name} has the shape {tuple(value.shape)}")
             unpack_optimizer_state(self._optimizer, tensors, facts)
 
 

@@ -8,6 +8,7 @@ import pytest
 from polyrhythm.events import (
     BatchesBalanced,
     Event,
+    ImagesLeftOut,
     Logged,
     RunStarted,
     ServerProgress,
@@ -46,6 +47,8 @@ def rest(kind):
         return {"begun": {"stretches": [[2, 3]]}}
     if kind is Logged:
         return {"values": {"accuracy": 0.5}}
+    if kind is ImagesLeftOut:
+        return {"files": ["a.png", "b.png"]}
     if kind is BatchesBalanced:
         return {"sizes": [48, 16]}
     return {each.name: {"steps": 4} for each in fields(kind) if each.name == "result"}

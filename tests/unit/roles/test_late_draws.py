@@ -22,6 +22,7 @@ class Scripted:
     def __init__(self, came: list[Came]) -> None:
         self.came = came
         self.answered: list[int] = []
+        self.answers: list[Message] = []
 
     def start(self, work: Callable[[], Any]) -> Any:
         work()
@@ -35,6 +36,7 @@ class Scripted:
 
     def start_send(self, to: int, message: Message) -> Any:
         self.answered.append(to)
+        self.answers.append(message)
         return self
 
     def wait(self) -> None:
@@ -169,3 +171,27 @@ def test_a_loss_that_is_told_after_the_successor_has_drawn_gives_back_what_nobod
     assert deal.undealt == noted(told, dealers[1]).undealt == 200 - 10 - own.images
     assert held(told).keys() >= {(0, place) for place in range(own.start, own.stop)}
     assert sum(held(told).values()) == 10 + own.images
+
+
+def epochs_begun(came: list[Came], begun_in: int, epochs: int = 4) -> list[tuple[int, int]]:
+    """Returns the epoch of each answer's first batch, and that in which its worker begins."""
+    network = Scripted([*came, (0, Message(Kind.LEAVE))])
+    dealer = Dealer(Deck((10,) * epochs, (10,) * epochs), [1, 1])
+    Deal(dealer, ((0,), (1,)), cast(Communicator, network), lambda: 0.0, None, begun_in).open()
+    found = []
+    for answer in network.answers:
+        assert answer.tensor is not None
+        found.append((Grant(*answer.tensor.tolist()).epoch, answer.version))
+    return found
+
+
+def test_a_worker_begins_with_the_session_though_others_have_drawn_whole_epochs_before_its_first_batch() -> (
+    None
+):
+    """Else worker 0 would neither test nor save after these epochs; a replacement leaves them out."""
+    others = drawing(0, range(2))
+    late: list[Came] = [(0, Draw(0, 0).message())]
+    assert epochs_begun([*others, *late], 0) == [(0, 0), (1, 1), (2, 0)]
+    assert epochs_begun([*others, *late], 1)[-1] == (2, 1)
+    assert epochs_begun([*others, (0, Draw(1, 0).message())], 0)[-1] == (2, 2)
+    assert epochs_begun([*drawing(0, range(4)), *late], 0)[-1] == (4, 0)  # nothing is left for it

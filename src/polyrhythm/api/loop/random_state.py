@@ -10,6 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyrhythm.training.checkpoint import restoring
+
+_SAVED = "the saved state of the random generators"
+
 
 def random_state(device: torch.device) -> dict[str, Any]:
     """Return the state of this process's generators, JSON-able.
@@ -29,6 +33,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
     return found
 
 
+@restoring(_SAVED)
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     """Set this process's generators to what `random_state` returned."""
     torch.set_rng_state(tensor_of(state["torch"]))
@@ -69,6 +74,7 @@ def generator_states(generators: Sequence[torch.Generator]) -> list[str]:
     return [text_of(each.get_state()) for each in generators]
 
 
+@restoring(_SAVED)
 def set_generators(generators: Sequence[torch.Generator], states: Sequence[str]) -> None:
     """Set generators to states that `generator_states` returned of as many; others stay as they are."""
     for generator, state in zip(generators, states, strict=False):

@@ -265,6 +265,7 @@ class Archive:
             before, (len(self._job.dataset.train) + 1) * (1 + self._epochs(snapshot))
         ):
             raise RequestError(f"{path} has more workers or steps than its run can have had: take another")
+        _check_whole(snapshot, was or self._job.strategy, before)
         if was is not None:
             return replace(snapshot, was=was, by=before)
         if bool(snapshot.deal) is not self._job.draws:
@@ -302,6 +303,37 @@ class Archive:
             return path, tensors, facts
         assert damaged is not None
         raise damaged
+
+
+def _check_whole(snapshot: Snapshot, strategy: Strategy, workers: int) -> None:
+    """Check that the parts of a snapshot fit together.
+
+    Args:
+        snapshot: snapshot as it was read.
+        strategy: strategy that wrote it.
+        workers: number of workers that wrote it.
+
+    Raises:
+        ValueError: they do not.
+    """
+    size, dtype = len(snapshot.parameters), snapshot.parameters.dtype
+    if snapshot.presented is not None and snapshot.presented.shape != (size,):
+        raise ValueError(f"{snapshot.presented.numel():,} parameters were tested, not {size:,}")
+    place = 0
+    for tensors, _ in snapshot.servers:
+        values = tensors.get("values")
+        if values is None:
+            continue
+        place += len(values)
+        if values.ndim != 1 or values.dtype != dtype or place > size:
+            raise ValueError(f"the shards of its servers are not the {size:,} parameters")
+        place %= size
+    if place:
+        raise ValueError(f"the shards of its servers are not the {size:,} parameters")
+    traits = strategy.traits(workers)
+    apart = any(state.account.step != snapshot.step for state in snapshot.workers.values())
+    if apart and traits.lockstep and not traits.servers:
+        raise ValueError("its workers have done different numbers of steps")
 
 
 def identity(job: Job) -> dict[str, Any]:

@@ -133,6 +133,7 @@ _OF_SERVERS: dict[str, Any] = {
 }
 """Types of facts that are used only after a run has begun, by name: what has another type would end the run then."""
 _NESTED = ("gate", "part", "post")
+_PER_PUSHER = ("clocks", "credits", "steps")
 _NEVER_NEGATIVE = ("dropped", "left_out", "staleness", "steps", "version")
 
 
@@ -148,10 +149,18 @@ def server_facts(entry: Any) -> dict[str, Any]:
     """Return the facts of a server.
 
     Raises:
-        ValueError: they are no object, or a count in them is none.
+        ValueError: they are no object, a count in them is none, or they are of different numbers of pushers.
     """
     facts: dict[str, Any] = checked(entry, dict[str, Any])
     _check_facts(facts, _OF_SERVERS)
+    lists = [
+        each
+        for known in (facts, facts.get("gate", {}))
+        for name, each in known.items()
+        if name in _PER_PUSHER
+    ]
+    if len({*map(len, lists)}) > 1:
+        raise ValueError("it counts the steps of different numbers of workers")
     for name in facts.keys() & set(_NEVER_NEGATIVE):
         _check_counts(name, facts[name])
     return facts

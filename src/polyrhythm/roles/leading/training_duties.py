@@ -33,7 +33,7 @@ from polyrhythm.data.cached_split import left_out_of
 from polyrhythm.data.dealer import Grant
 from polyrhythm.data.dealing import Begun
 from polyrhythm.data.seeding import sample_keys
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import RequestError, printable
 from polyrhythm.evaluation.evaluate import Evaluation, InDtype, PartialEvaluation, disjoint, evaluate
 from polyrhythm.evaluation.predictions import (
     PICTURES_FILE,
@@ -41,7 +41,7 @@ from polyrhythm.evaluation.predictions import (
     pictures_json,
     predictions_csv,
 )
-from polyrhythm.events import Evaluated, Event, Notice, RunEnded, RunStarted
+from polyrhythm.events import Evaluated, Event, ImagesLeftOut, Notice, RunEnded, RunStarted
 from polyrhythm.models.weights import save_weights
 from polyrhythm.roles import result
 from polyrhythm.roles.checkpointing.archive import Archive, Archivist, Snapshot, counted_steps
@@ -88,6 +88,8 @@ class TrainingDuties(Duties):
         """Number of remaining workers when there were too few."""
         self._images_before: int | None = None
         """Images that counted as done in the checkpoint from which this run resumes."""
+        self._ended_epochs = 0
+        """Number of epochs that this coordinator has ended."""
         self._untested: Snapshot | None = None
         """Checkpoint from which this run resumes, where its run was killed before its model was tested."""
 
@@ -137,7 +139,7 @@ class TrainingDuties(Duties):
         if same and self._lacks_test(snapshot):
             self._untested = snapshot
         if self.job.draws:
-            self._deal_from(snapshot.deal)
+            self._deal_from(snapshot.deal, begun_in=snapshot.epoch)
         own_size, size = self._replica.flat.size, snapshot.parameters.numel()
         if own_size != size:
             raise RequestError(
@@ -186,6 +188,7 @@ class TrainingDuties(Duties):
 
     def begin(self, epoch: int) -> None:
         """Announce that training starts, unless that has been announced."""
+        self._ended_epochs = epoch
         if self._ledger.began:
             return
         folder = self.job.checkpointing.folder
@@ -195,10 +198,14 @@ class TrainingDuties(Duties):
         opening = self._figures.opening(epoch, self._emitter.earlier_s)
         opening = replace(opening, images_before=self._images_before)
         self._emitter.say(opening if self.deal is None else replace(opening, deal=self.deal.opening))
-        strategy, of_data = self.job.strategy, self.job.dataset.remark
+        strategy, dataset = self.job.strategy, self.job.dataset
         of_strategy = strategy.remark(self.job.workers) if isinstance(strategy, Remarks) else ""
         outlook = self._replica.part.outlook
         of_stages = "" if outlook is None else outlook.text
+        if dataset.skipped:
+            files = list(map(printable, dataset.skipped))
+            self._emitter.say(ImagesLeftOut(time_s=0, text=dataset.remark, files=files))
+        of_data = "" if dataset.skipped else dataset.remark
         for remark in (of_strategy, of_stages, of_data, *self._collector.remarks):
             if remark:
                 self._emitter.say(Notice(time_s=0, text=remark))
@@ -211,9 +218,9 @@ class TrainingDuties(Duties):
     def _lacks_test(self, snapshot: Snapshot) -> bool:
         """Return whether a checkpoint is of the end of an epoch that the saving run could not test."""
         epoch, tested = snapshot.epoch, self.job.checkpointing.tested
-        if self.job.draws or tested is None or not tested < epoch < self.job.learning.epochs:
+        if tested is None or not tested < epoch < self.job.learning.epochs:
             return False
-        return snapshot.step == self.job.calendar.start(epoch)
+        return self.job.draws or snapshot.step == self.job.calendar.start(epoch)
 
     def _stop_where_reached(self, epochs: int) -> None:
         if self._reached:
@@ -282,6 +289,7 @@ class TrainingDuties(Duties):
         Work of a failed coordinator is not repeated, though its replacement may have had to repeat steps.
         """
         leader = self.leader
+        self._ended_epochs = epochs
         last = epochs == self.job.learning.epochs
         leader.read()
         if last and self.deal is not None:
@@ -320,7 +328,7 @@ class TrainingDuties(Duties):
             self.leader.wait_for_work_done()
         else:
             self.leader.wait_for_stop(calendar.total_steps)
-        epoch = calendar.epoch_of(step) if self.deal is None else self.deal.epoch_of(LEADER, step)
+        epoch = calendar.epoch_of(step) if self.deal is None else self._ended_epochs
         self._collector.save(self._collector.snapshot(epoch, step))
         self._collector.wait()
 
@@ -328,13 +336,20 @@ class TrainingDuties(Duties):
     def _inheritance(self) -> Inheritance:
         return Inheritance(self.job, self._replica, self.leader, self._collector, self._emitter, self._ledger)
 
-    def _deal_from(self, told: dict[str, Any], drawn: Sequence[tuple[int, ...]] = ()) -> None:
-        """Make the deal, as recorded where a run resumes, with the batches drawn since."""
+    def _deal_from(
+        self, told: dict[str, Any], drawn: Sequence[tuple[int, ...]] = (), begun_in: int = 0
+    ) -> None:
+        """Make the deal, as recorded where a run resumes after `begun_in` epochs, with the batches drawn since."""
         dealer = self.job.dealer(told)
         for unit, *grant in drawn:
             dealer.note(unit, Grant(*grant))
         self.deal = Deal(
-            dealer, self.job.units, deal_communicator(self._world), self._world.clock.now, self._emitter.say
+            dealer,
+            self.job.units,
+            deal_communicator(self._world),
+            self._world.clock.now,
+            self._emitter.say,
+            begun_in,
         )
 
     def _go_on(self, begun: Begun) -> None:
@@ -843,8 +858,8 @@ class CheckpointCollector:
         self._emitter.say(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
         )
-        if left_out := left_out_of(self.job.dataset.train, self.job.dataset.test):
-            self._emitter.say(Notice(time_s=0, text=f"worker {LEADER}: {left_out}"))
+        if files := left_out_of(self.job.dataset.train, self.job.dataset.test):
+            self._emitter.say(ImagesLeftOut.of_worker(LEADER, files))
         # A first epoch may be all warm-up; by a quarter of the run something must have been learned.
         if not self._told_of_guessing and 4 * epoch >= self.job.learning.epochs and found.guesses:
             self._told_of_guessing = True

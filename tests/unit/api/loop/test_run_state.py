@@ -152,7 +152,10 @@ def test_free_runners_go_on_and_see_what_is_left(strategy: str) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 2), (2, 1)])
 @pytest.mark.parametrize("point", ["middle", "after 0"])
-@pytest.mark.parametrize("strategy", ["synchronous", "local_sgd(steps=3)"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["synchronous", "local_sgd(steps=3)", "parameter_server(servers=2)", "easgd"],
+)
 def test_other_workers_see_each_image_that_is_left_once(
     strategy: str, point: str, before: int, after: int
 ) -> None:

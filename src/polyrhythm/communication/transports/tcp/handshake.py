@@ -22,6 +22,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from errno import EMFILE, ENFILE
@@ -320,6 +321,32 @@ def hear_greeting(connection: socket.socket) -> tuple[bytes, bytes]:
     if magic != _MAGIC:
         raise ProcessGone
     return name, theirs
+
+
+def is_reachable(card: TcpCard, patience_s: float, gone: Callable[[], bool]) -> bool:
+    """Return whether a connection to a rank's listener can be opened; also true if its process ends in the meantime.
+
+    Args:
+        card: card of the rank.
+        patience_s: seconds after which the last attempt may begin.
+        gone: returns whether the process is known to be gone.
+    """
+    deadline_s, pause_s = time.monotonic() + patience_s, _FIRST_PAUSE_S
+    while not gone():
+        if time.monotonic() > deadline_s:
+            return False
+        with suppress(OSError, ProcessGone):
+            connection = dial(card.address, card.port, lambda _: None)
+            try:
+                hear_greeting(connection)
+                return True
+            except TimeoutError:  # its host answers, and a watchdog decides about its process
+                return True
+            finally:
+                hang_up(connection)
+        time.sleep(pause_s)
+        pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+    return True
 
 
 def _parts(reply: bytes, first: int) -> tuple[bytes, bytes, bytes]:

@@ -32,7 +32,7 @@ from polyrhythm.communication.transports.shared_memory.links import (
     OutgoingMemoryLink,
 )
 from polyrhythm.communication.transports.shared_memory.meeting import host_key
-from polyrhythm.communication.transports.tcp.handshake import TcpCard
+from polyrhythm.communication.transports.tcp.handshake import TcpCard, is_reachable
 from polyrhythm.communication.transports.tcp.incoming_links import IncomingTcpLinks
 from polyrhythm.communication.transports.tcp.outgoing_link import OutgoingTcpLink
 from polyrhythm.communication.transports.torch_distributed.collectives import RankCollectives, Standing
@@ -43,9 +43,10 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     WordListener,
     await_joined,
     join,
+    joined_peers,
 )
 from polyrhythm.communication.transports.torch_distributed.shared_vectors import KeptVectors
-from polyrhythm.errors import PeerLost, RunError
+from polyrhythm.errors import PeerLost, RequestError, RunError
 
 _log = logging.getLogger(__name__)
 
@@ -205,6 +206,14 @@ class Rank(Membership):
             self.collectives.take_seat(self.rendezvous.own, device)
             self._has_seat = True
 
+    def check_ways(self) -> None:
+        """Check that this process can open a connection to every rank that has joined.
+
+        Raises:
+            RequestError: there is no way to one of them.
+        """
+        self._links.check_ways()
+
     def close(self) -> None:
         """Leave the run in good order; every rank calls it when it has nothing more to send or receive."""
         # In this order: what this rank has sent leaves, then it hears the others out, and works in the background have
@@ -310,6 +319,7 @@ class Rank(Membership):
 
 
 _LAST_WORDS_PATIENCE_S = 0.5
+_WAY_PATIENCE_S = 10.0
 
 OutgoingLink = OutgoingMemoryLink | OutgoingTcpLink
 
@@ -353,6 +363,41 @@ class Links:
                     link.give_up()
                 link = self._outgoing[rank] = self._open(rank)
         return link
+
+    def check_ways(self) -> None:
+        """Check that this process can open a connection to every rank that has joined.
+
+        Raises:
+            RequestError: there is no way to one of them.
+        """
+        own, known = self._rendezvous, self._membership
+        cards = {
+            peer: TcpCard.from_text(found.tcp)
+            for peer, found in joined_peers(own.store, own.size).items()
+            if peer.rank != own.rank and not self._shares_memory(found)
+        }
+
+        def is_open(peer: Peer) -> bool:
+            return is_reachable(
+                cards[peer],
+                _WAY_PATIENCE_S,
+                lambda: known.is_lost(peer.rank) or known.generation(peer.rank) > peer.generation,
+            )
+
+        with ThreadPoolExecutor(max(1, len(cards))) as threads:
+            found = dict(zip(cards, threads.map(is_open, cards), strict=True))
+        for peer, reached in found.items():
+            if not reached:
+                card = cards[peer]
+                raise RequestError(
+                    f"this host ({own.address}) cannot reach rank {peer.rank} of the run at {card.address}:"
+                    f"{card.port}, and ranks send to each other directly: open the firewalls between them, or join "
+                    "from another host"
+                )
+
+    def _shares_memory(self, cards: Cards) -> bool:
+        card = Card.from_text(cards.memory)
+        return card is not None and self._memory is not None and card.host == self._memory.card.host
 
     def wait_for_last_words(self, peer: Peer) -> None:
         """Return when all that a peer sent before it left has been delivered, if that is soon."""
@@ -401,7 +446,6 @@ class Links:
         peer = Peer(rank, self._membership.generation(rank))
         cards = await_joined(self._groups, peer, self._membership)
         card = Card.from_text(cards.memory)
-        ours = None if self._memory is None else self._memory.card
-        if card is None or ours is None or card.host != ours.host:
+        if card is None or not self._shares_memory(cards):
             return OutgoingTcpLink(self._tcp.identity, TcpCard.from_text(cards.tcp), peer, self._membership)
         return OutgoingMemoryLink(card, self._rendezvous.own, peer, self._membership, self._lent)

@@ -253,6 +253,16 @@ def await_joined(groups: Groups, peer: Peer, membership: Membership) -> Cards:
         return Cards(*(str(card.decode()) for card in store.multi_get(list(_cards(peer)))))
 
 
+def joined_peers(store: Any, size: int) -> dict[Peer, Cards]:
+    """Return the cards of the newest process of every rank that has joined."""
+    found = {}
+    for rank in range(size):
+        if store.check([_joined(rank)]):
+            peer = Peer(rank, int(store.get(_joined(rank))))
+            found[peer] = Cards(*(card.decode() for card in store.multi_get(list(_cards(peer)))))
+    return found
+
+
 def tell_of_start(store: Any, peer: Peer) -> None:
     """Announce that a process is about to be started, to ranks that wait for it.
 

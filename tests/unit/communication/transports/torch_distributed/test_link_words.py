@@ -9,7 +9,9 @@ import pytest
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed import rendezvous
+from polyrhythm.communication.transports.sockets import listen
+from polyrhythm.communication.transports.tcp.handshake import TcpCard
+from polyrhythm.communication.transports.torch_distributed import rank, rendezvous
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     Cards,
@@ -17,7 +19,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     newest_generations,
     tell_of_start,
 )
-from polyrhythm.errors import PeerLost
+from polyrhythm.errors import PeerLost, RequestError
 
 SIZE, LEADER, GUEST = 3, 0, 2
 
@@ -51,6 +53,27 @@ def test_a_guest_reaches_a_successor_of_worker_0_that_cannot_be_reached_yet() ->
     heir.send(GUEST, Message(Kind.STATE))
     assert network.receive(LEADER)[1].kind is Kind.STATE
     closing = Thread(target=heirs_home.close)  # each waits for the other's last words
+    closing.start()
+    home.close()
+    closing.join()
+
+
+def test_a_guest_is_told_which_rank_it_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 can be reached; rank 1 has joined, and its port is closed, as behind a firewall."""
+    monkeypatch.setattr(rank, "_WAY_PATIENCE_S", 0.1)
+    store = rendezvous.host_store()
+    leaders_home, _ = connect(rendezvous.local(LEADER, SIZE, store.port))
+    home, _ = connect(rendezvous.local(GUEST, SIZE, store.port, 1))
+    home.check_ways()
+    hidden = listen(rendezvous.LOOPBACK)
+    card = TcpCard.draw(*hidden.getsockname())
+    hidden.close()
+    join(rendezvous.local(1, SIZE, store.port), Cards("", card.to_text()))
+    with pytest.raises(RequestError, match=f"cannot reach rank 1 of the run at 127.0.0.1:{card.port}, "):
+        home.check_ways()
+    home.lose(Peer(1, 0))  # of who is lost, other ranks take no notice either
+    home.check_ways()
+    closing = Thread(target=leaders_home.close)
     closing.start()
     home.close()
     closing.join()
