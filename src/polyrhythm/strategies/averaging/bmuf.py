@@ -7,13 +7,13 @@ optimization and blockwise model-update filtering", ICASSP 2016.
     S(t) = W(t)                   classical
     S(t) = W(t) + m * D(t)        nesterov
 
-S = the point at which all workers begin a block of `steps` local steps, W = the model, which is tested and saved, m =
-`block_momentum` (1 - 1/N if not given), z = `block_lr`. With `nesterov`, W is kept apart from S, as in the paper, so
-that momentum counts once; in fairseq and CNTK, the look-ahead S takes W's place in the next block. Batch-norm
-statistics are never averaged in training.
+S = common starting point of a block of `steps` local steps, W = the model that is evaluated and saved, m =
+`block_momentum` (default 1 - 1/N), z = `block_lr`. With `nesterov`, W is kept apart from S, as in the paper, so that
+momentum counts once; in fairseq and CNTK, the look-ahead S replaces W in the next block. Batch-norm statistics are
+never averaged in training.
 
-Departure from the paper: any optimiser takes the place of SGD, and `optimizer_state` says what becomes of its state at
-the end of a block.
+Departure from the paper: any optimizer replaces SGD, and `optimizer_state` selects the treatment of its state at the
+end of a block.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from polyrhythm.training.quantities import Count, Decay, Positive
 
 
 class BMUF(CompressedAveraging):
-    """Workers train alone for a block; the step to the mean of their models then gets momentum.
+    """Workers take local steps for a block; momentum is then applied to the step to the mean of their models.
 
     Attributes:
-        steps: of each worker in a block.
-        block_momentum: share of the last block's update that is made again; None: 1 - 1/N.
-        block_lr: what the step to the mean is multiplied by.
-        nesterov: begin blocks at a point further along the momentum.
-        optimizer_state: what becomes of the local momentum and the like after a block: keep, average or reset.
-        collective: how models are added up.
-        compress: what shrinks a round's movement before it travels; None: nothing.
+        steps: number of local steps of each worker in a block.
+        block_momentum: momentum coefficient of the block updates; None: 1 - 1/N.
+        block_lr: factor of the step to the mean.
+        nesterov: whether blocks start at a look-ahead point along the momentum.
+        optimizer_state: treatment of the local optimizer state (momentum etc.) after a block: keep, average or reset.
+        collective: algorithm that sums the models.
+        compress: compressor of each worker's change in a round; None: none.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -83,7 +83,7 @@ class BMUF(CompressedAveraging):
 
 
 class BlockMomentum:
-    """The rule of this module; see `Outer`.
+    """Update rule of this module; see `Outer`.
 
     Args:
         momentum: m.
@@ -98,7 +98,7 @@ class BlockMomentum:
         self._state: dict[str, Tensor] = {}
 
     def start(self, vector: Tensor) -> None:
-        """The first block begins at the model itself."""
+        """Start the first block at the model, `(size,)`."""
         self._state = {
             "model": vector.clone(),
             "beginning": vector.clone(),
@@ -106,7 +106,7 @@ class BlockMomentum:
         }
 
     def step(self, vector: Tensor, learning_rate: float) -> None:
-        """Turns the mean of all models into the point where the next block begins."""
+        """Replace the mean of all models in `vector` by the starting point of the next block, in place."""
         model, beginning, update = (self._state[name] for name in ("model", "beginning", "update"))
         before = model.clone()
         # W(t-1) + z G + m D(t-1), written so that without momentum and with z = 1 it is the mean, bit for bit
@@ -121,7 +121,7 @@ class BlockMomentum:
         beginning.copy_(vector)
 
     def model(self) -> Tensor | None:
-        """Return W, if workers do not begin there."""
+        """Return W, `(size,)`; None where it is also the starting point."""
         return self._state["model"] if self._nesterov else None
 
     def state(self) -> State:

@@ -1,4 +1,4 @@
-"""DiLoCo: an outer optimiser takes what a round of local steps has changed for a gradient.
+"""DiLoCo: an outer optimizer uses the change made by a round of local steps as a gradient.
 
 Douillard, Feng, Rusu, Chhaparia, Donchev et al., "DiLoCo: distributed low-communication training of language models",
 2023, arXiv 2311.08105.
@@ -6,14 +6,14 @@ Douillard, Feng, Rusu, Chhaparia, Donchev et al., "DiLoCo: distributed low-commu
     d = w - mean_i w_i                            after H local steps that all began at w
     v <- m * v + d;   w <- w - lr * (d + m * v)   outer SGD with Nesterov's momentum
 
-H = `steps`; lr and m belong to `outer`, which may be any optimiser. The inner optimiser is the run's own. Its state
-stays with its worker and is never averaged, as in the paper. Batch-norm statistics are never averaged in training.
+H = `steps`; lr and m are options of `outer`, which may be any optimizer. The inner optimizer is the run's own. Its
+state stays on its worker and is never averaged, as in the paper. Batch-norm statistics are never averaged in training.
 
-With `fragments`, `delay` or `mixing` it is streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512): one part of the
-model after the other is averaged while training goes on; see `StreamingWorker`.
+With `fragments`, `delay` or `mixing` it is streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512): fragments of
+the model are averaged in turn while training continues; see `StreamingWorker`.
 
-Departure from the paper: there, H is 500 and runs take 88,000 steps. Here, rounds are short enough for runs of a few
-hundred steps.
+Departure from the paper: the paper uses H = 500 in runs of 88,000 steps. The default here is short enough for runs of a
+few hundred steps.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ _OPTIMIZERS = "polyrhythm.training.optimizers"
 
 
 class DiLoCo(CompressedAveraging):
-    """Workers train alone for a round; an outer optimiser then steps along what the round has changed.
+    """Workers take local steps for a round; an outer optimizer then uses the mean change as its gradient.
 
     Attributes:
-        steps: of each worker in a round.
-        outer: the optimiser that takes a round's change for its gradient.
-        fragments: into how many parts the model is cut, of which each is averaged once in `steps` steps.
-        delay: steps for which the mean of a fragment is on its way while its workers go on.
-        mixing: what of a worker's own fragment is kept when its mean is there; 1 would keep all of it.
-        collective: how models are added up.
+        steps: number of local steps of each worker in a round.
+        outer: outer optimizer; its gradient is the mean change of a round.
+        fragments: number of fragments of the model; each is averaged once in `steps` steps.
+        delay: number of steps between sending a fragment and applying its mean, while training continues.
+        mixing: weight of a worker's own fragment when its mean is applied, in [0, 1]; 0 replaces it, 1 keeps it.
+        collective: algorithm that sums the models.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -113,19 +113,19 @@ class DiLoCo(CompressedAveraging):
 
     @property
     def every(self) -> int:
-        """Steps from one fragment to the next."""
+        """Number of steps from one fragment's mean to the next."""
         return self.steps // self.fragments
 
     def starts(self, step: int) -> bool:
-        """Whether a fragment's mean sets out after a step."""
+        """Whether the mean of a fragment is started after a step."""
         return step % self.every + 1 == self.every - self.delay
 
     def ends(self, step: int) -> bool:
-        """Whether it is used after a step."""
+        """Whether the mean of a fragment is applied after a step."""
         return step % self.every + 1 == self.every
 
     def turn(self, step: int) -> int:
-        """Return the fragment whose turn it is at a step."""
+        """Return the number of the fragment that is averaged in the interval of a step."""
         return step // self.every % self.fragments
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
@@ -169,11 +169,11 @@ class DiLoCo(CompressedAveraging):
 
 
 class OuterOptimizer:
-    """The rule of this module; see `Outer`.
+    """Update rule of this module; see `Outer`.
 
     Args:
-        optimizer: the outer one.
-        flat: of the model.
+        optimizer: configuration of the outer optimizer.
+        flat: parameters of the model.
     """
 
     def __init__(self, optimizer: OptimizerConfig, flat: FlatParameters) -> None:
@@ -183,17 +183,17 @@ class OuterOptimizer:
         self._optimizer: FlatOptimizer
 
     def start(self, vector: Tensor) -> None:
-        """The first round begins here."""
+        """Start the first round at `vector`, `(size,)`."""
         self._model = vector.clone()
         self._optimizer = self._plan.build(self._model)
 
     def step(self, vector: Tensor, learning_rate: float) -> None:
-        """Turns the mean of all models into the point where the next round begins."""
+        """Replace the mean of all models in `vector` by the starting point of the next round, in place."""
         self._optimizer.step(self._model - vector, self._rate)
         vector.copy_(self._model)
 
     def model(self) -> Tensor | None:
-        """Workers begin at the model itself."""
+        """Return None: the model is the starting point of a round."""
         return None
 
     def state(self) -> State:
@@ -209,14 +209,14 @@ class OuterOptimizer:
 
 
 Fragment = tuple[slice, ...]
-"""Stretches of the flat vector that travel together."""
+"""Slices of the flat vector that are averaged together."""
 
 
 def fragments_of(flat: FlatParameters, count: int) -> list[Fragment]:
-    """Cut a model's vector into so many fragments: layer i, a module with parameters of its own, to i mod `count`.
+    """Cut a model's vector into `count` fragments: layer i, a module with own parameters, is in fragment i mod `count`.
 
     Raises:
-        RequestError: it has fewer numbers than fragments are asked for.
+        RequestError: the model has fewer parameter values than `count`.
     """
     layers: dict[str, list[slice]] = {}
     for view in flat.views:
@@ -237,22 +237,22 @@ def fragments_of(flat: FlatParameters, count: int) -> list[Fragment]:
 
 
 def numbers_of(fragment: Fragment) -> int:
-    """Return how many numbers a fragment has."""
+    """Return the number of parameter values in a fragment."""
     return sum(place.stop - place.start for place in fragment)
 
 
 def taken(vector: Tensor, fragment: Fragment) -> Tensor:
-    """Return the numbers of a fragment, in memory of their own."""
+    """Return a copy of the values of a fragment, `(n,)`."""
     return torch.cat([vector[stretch] for stretch in fragment])
 
 
 class FragmentMean:
-    """The mean of one fragment's movements over all workers, in the background.
+    """Mean of one fragment's changes over all workers, computed in the background.
 
     Args:
-        workers: who takes part.
-        add_up: adds fragments up one after the other.
-        numbers: of the fragment.
+        workers: communicator of the participating workers.
+        add_up: all-reduce that sums the fragments one after the other.
+        numbers: number of values in the fragment.
     """
 
     def __init__(self, workers: Communicator, add_up: AllReduce, numbers: int) -> None:
@@ -261,11 +261,11 @@ class FragmentMean:
         self._numbers = numbers
 
     def over(self, workers: Communicator, add_up: AllReduce) -> FragmentMean:
-        """Return the mean over other workers."""
+        """Return the same mean over other workers."""
         return FragmentMean(workers, add_up, self._numbers)
 
     def start(self, movement: Tensor, step: Step) -> Callable[[], Result]:
-        """Start; return what waits for the mean, which is None if no movement counts."""
+        """Start the mean; return a function that waits for it. Its vector is None if all weights are 0."""
         if self._alone:
             return lambda: Result(movement if step.weight > 0 else None, step.weight, step.stop)
         outgoing = movement.new_empty(self._numbers + TAIL)
@@ -281,18 +281,18 @@ class FragmentMean:
         return arrived
 
     def state(self) -> State:
-        """Return what it keeps from mean to mean."""
+        """Return the state kept between means (compression errors)."""
         return {}, {}
 
     def load_state(self, state: State) -> None:
         """Restore what `state` returned."""
 
     def commit(self) -> None:
-        """Take note that the last mean was whole, as others know."""
+        """Treat the last mean as complete: it was so on other workers."""
 
 
 class CompressedFragmentMean(FragmentMean):
-    """As `FragmentMean`, with little of a movement on the way; see `strategies.compressed_mean`."""
+    """`FragmentMean` of compressed changes; see `strategies.compressed_mean`."""
 
     def __init__(
         self,
@@ -341,17 +341,17 @@ class CompressedFragmentMean(FragmentMean):
 
 
 class FragmentMeans:
-    """The means of all fragments, and of whole models, over the same workers.
+    """Means of all fragments, and of whole models, over the same workers.
 
     Args:
-        workers: who takes part.
-        flat: of this worker.
-        terms: how models stream.
-        fragments: of the model.
+        workers: communicator of the participating workers.
+        flat: parameters of this worker.
+        terms: options of the strategy.
+        fragments: fragments of the model.
 
     Attributes:
-        whole: of models.
-        latest: number of the fragment whose mean was started last.
+        whole: mean of whole models.
+        latest: number of the fragment with the latest started mean.
     """
 
     def __init__(
@@ -364,7 +364,7 @@ class FragmentMeans:
         self._means = [self._mean_of(fragment, workers, flat, terms) for fragment in fragments]
 
     def over(self, workers: Communicator) -> FragmentMeans:
-        """Return the means over other workers, with what is known of the links."""
+        """Return the same means over other workers, with the existing measurements of the links."""
         made = copy(self)
         made._alone = workers.size == 1
         made._add_up = AllReduce(self._add_up.passed_on(), workers, "fragments", in_turn=True)
@@ -379,20 +379,20 @@ class FragmentMeans:
             self.whole.prepare()
 
     def break_off(self) -> None:
-        """Nothing is under way but what the exchanger has started."""
+        """Do nothing: the exchanger cancels the means that it has started."""
 
     def commit(self) -> None:
-        """Note that the latest mean of a fragment was complete for others."""
+        """Treat the latest mean of a fragment as complete: it was so on other workers."""
         self._means[self.latest].commit()
 
     def start(self, number: int, movement: Tensor, step: Step, before: State | None) -> Callable[[], Result]:
-        """Start the mean of a fragment's movements; return what waits for it.
+        """Start the mean of a fragment's changes; return a function that waits for it.
 
         Args:
-            number: of the fragment.
-            movement: `(n,)`, of this worker.
-            step: of this worker.
-            before: what was kept back before, where a mean of this movement has broken.
+            number: number of the fragment.
+            movement: change of this worker's fragment, `(n,)`.
+            step: step of this worker, with the weight of the change.
+            before: compression state before a failed mean of the same change, to be restored; None: no mean failed.
         """
         self.latest = number
         if before is not None:
@@ -400,11 +400,11 @@ class FragmentMeans:
         return self._means[number].start(movement, step)
 
     def kept(self, number: int) -> State:
-        """Return what a fragment's mean keeps back."""
+        """Return the compression state of a fragment's mean."""
         return ({}, {}) if self._alone else self._means[number].state()
 
     def state(self) -> tuple[dict[str, Tensor], list[Any]]:
-        """Return what all keep back."""
+        """Return the compression states of all fragments."""
         named, told = dict[str, Tensor](), []
         for number, mean in enumerate(self._means):
             tensors, facts = mean.state()
@@ -420,7 +420,7 @@ class FragmentMeans:
     def _mean_of(
         self, fragment: Fragment, workers: Communicator, flat: FlatParameters, terms: DiLoCo
     ) -> FragmentMean:
-        """Return what averages a fragment; one in which nothing is large enough to be compressed travels whole."""
+        """Return the mean of a fragment; it is uncompressed where no layer is large enough to be compressed."""
         plain = FragmentMean(workers, self._add_up, numbers_of(fragment))
         if terms.compress is None:
             return plain
@@ -444,33 +444,35 @@ _KEPT, _NEVER = "kept.", -1
 
 
 class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
-    """Trains on its own; one fragment after the other meets the others', and means travel meanwhile.
+    """Takes local steps while the fragments of the model are averaged in turn in the background.
 
     Douillard, Donchev, Rush, Kale, Charles et al., "Streaming DiLoCo with overlapping communication: towards a
     distributed free lunch", 2025, arXiv 2501.18512.
 
-        after local step h - tau   d = mean_i (g - w_i)              of the fragment whose turn it is; travels from here
-        after local step h         g <- outer(g, d)                  g: the fragment as all have it
-                                   w_i <- (1 - alpha) g + alpha w_i  w_i as it is then
+        after local step h - tau   d = mean_i (g - w_i)              of the next fragment; the mean is started here
+        after local step h         g <- outer(g, d)                  g: the fragment's global value, equal on all
+                                   w_i <- (1 - alpha) g + alpha w_i  w_i: its current value
 
         worker 0   step step step step │ step step step step │ step …        h = H / P steps from one fragment to the
                            fragment 0 ▔▔▔          fragment 1 ▔▔▔            next: each of P comes once in H
 
     H = `steps`, P = `fragments`, tau = `delay`, alpha = `mixing`. With one fragment and neither delay nor mixing it is
-    DiLoCo. Fragments are strided: layer i belongs to fragment i mod P. A model of fewer layers is cut into equal
-    stretches.
+    DiLoCo. Fragments are strided: layer i belongs to fragment i mod P. A model with fewer layers than fragments is cut
+    into equal slices.
 
-    A request to stop travels with a mean, so all hear of it after the same step. When a run ends, what is under way is
-    taken, and all fragments that have moved since their last mean meet once more, so that one model is left.
+    A stop request is sent with a mean, so all workers receive it after the same step. When a run ends, the pending mean
+    is applied, and all fragments that have changed since their last mean are averaged once more, so that all workers
+    have the same model.
 
-    A mean is an entry of the log (see `communication.log`), and a movement is kept until its mean is there. A newcomer
-    begins at g, and brings nothing to the mean under way.
+    A mean is an entry of the log (see `communication.log`), and a change is kept until its mean has arrived. A joining
+    worker starts at g, and contributes nothing to the pending mean.
 
-    Departure from the paper: its 4-bit floats are one of the choices of `compress`, each with or without feedback.
+    Departure from the paper: its 4-bit floats are one of the choices of `compress`, each with or without error
+    feedback.
 
     Args:
-        setting: the worker's.
-        terms: how models stream.
+        setting: setting of the worker.
+        terms: options of the strategy.
     """
 
     exchanger: Exchanger[FragmentMeans]
@@ -495,7 +497,7 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         )
         self.exchanger.keeps = True
         self._sent: tuple[int, int] | None = None
-        """The fragment whose mean is not used yet, and the step after which it set out."""
+        """Number of the fragment with a pending mean, and the step after which that mean was started."""
         self._moved = [False] * terms.fragments
         self._shares, self._counted = 0.0, 0
         self._stops = self._heard = self._enters_late = False
@@ -561,7 +563,7 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         return tensors, facts | told
 
     def enter(self, state: State, step: int) -> None:
-        """Begin at the point from which all count movements."""
+        """Start at the global model, from which all workers measure their changes."""
         tensors, facts = state
         self._load(state)
         self._take_common(state)
@@ -589,7 +591,7 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         self._outer = SlicedOptimizer(self._outer_plan, self._global, self._places)
 
     def _take_common(self, state: State) -> None:
-        """Take over the point from which all count movements, and the outer optimiser, which changes it in place."""
+        """Copy the global model, and the state of the outer optimizer, which changes that model in place."""
         tensors, facts = state
         self._global = tensors["global"].clone()
         self._outer = SlicedOptimizer(self._outer_plan, self._global, self._places)
@@ -623,7 +625,7 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         self._load(state)
         if facts["arrived"] is not None:
             movement = tensors["movement"].clone() if "movement" in tensors else None
-            self.exchanger.arrived = Result(movement, 1.0, False)  # who goes on was not asked to stop
+            self.exchanger.arrived = Result(movement, 1.0, False)  # a resumed run has not stopped
         self.exchanger.sums.load_state(tensors, facts["kept"])
 
     def _load(self, state: State) -> None:
@@ -635,7 +637,7 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         return state[0]["vector"]
 
     def _send(self, number: int, step: int) -> None:
-        """Start the mean of a fragment's movement since its last one."""
+        """Start the mean of a fragment's change since its last mean."""
         fragment = self._fragments[number]
         movement = taken(self._global, fragment).sub_(taken(self._flat.vector, fragment))
         weight = self._shares / self._counted if self._counted else 1.0
@@ -654,7 +656,7 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         self.exchanger.start(run)
 
     def _adopt(self, number: int, mixing: float) -> None:
-        """Take the outer step of a fragment with the mean that is on its way, and go on from there."""
+        """Wait for the pending mean of a fragment, take its outer step, and mix the result into the local model."""
         movement, _, stops = self.exchanger.finish()
         self._sent = None
         self._heard |= stops

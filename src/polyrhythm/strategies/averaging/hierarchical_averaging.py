@@ -1,4 +1,4 @@
-"""Hierarchical averaging: means of models inside groups often, over all workers seldom.
+"""Hierarchical averaging: frequent means of models inside groups, and less frequent ones over all workers.
 
 Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020, arXiv 1808.07217, section 5
 (hierarchical local SGD).
@@ -6,12 +6,12 @@ Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 20
     w_i <- (1/G) * sum_j w_j               over the worker's group, every H1 steps
     w_i <- (1/N) * sum_j w_j               over all workers, every H2 steps
 
-G = `group`, H1 = `steps`, H2 = `steps_between`. Where both means are due, the mean of all is enough. A group is G
-neighbouring workers, wherever they run. The last group may be smaller, yet every model counts the same in the mean of
-all. Batch-norm statistics are never averaged in training.
+G = `group`, H1 = `steps`, H2 = `steps_between`. Where both means are due, only the mean of all is computed. A group is
+G workers with consecutive indices, wherever they run. The last group may be smaller, yet every model has the same
+weight in the mean of all. Batch-norm statistics are never averaged in training.
 
-Departure from the paper: any optimiser takes the place of SGD, and `optimizer_state` says what becomes of its state at
-a mean of all workers. At a mean of a group, the state is kept.
+Departure from the paper: any optimizer replaces SGD, and `optimizer_state` selects the treatment of its state at a mean
+of all workers. At a mean of a group, the state is kept.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from polyrhythm.training.quantities import Count
 
 
 class HierarchicalAveraging(Averaging):
-    """Neighbouring workers average their models often, and all of them seldom.
+    """Groups of workers average their models frequently, and all workers less frequently.
 
     Attributes:
-        group: neighbouring workers that average often; the last group may have fewer.
-        steps: of each worker between two means inside a group.
-        steps_between: of each worker between two means of all.
-        optimizer_state: what becomes of momentum and the like at a mean of all: keep, average or reset.
-        collective: how models are added up.
+        group: number of workers in a group; the last group may have fewer.
+        steps: number of steps of each worker between two means inside a group.
+        steps_between: number of steps of each worker between two means of all workers.
+        optimizer_state: treatment of the optimizer state (momentum etc.) at a mean of all: keep, average or reset.
+        collective: algorithm that sums the models.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -61,10 +61,10 @@ class HierarchicalAveraging(Averaging):
     optimizer_state: AtAverage = "keep"
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuse groups that no mean of all could be rarer than.
+        """Reject group sizes and periods that leave no mean inside a group alone.
 
         Raises:
-            RequestError: a group is larger than all workers, or groups meet no more often than all do.
+            RequestError: the group size exceeds the number of workers, or groups average no more often than all do.
         """
         super().check(workers, plan)
         if 1 < workers < self.group:  # one worker is a group of its own

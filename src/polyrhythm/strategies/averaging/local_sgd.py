@@ -1,18 +1,17 @@
-"""Local SGD: several steps alone, then a mean of all models.
+"""Local SGD: several local steps, then a mean of all models.
 
 Stich, "Local SGD converges fast and communicates little", ICLR 2019, arXiv 1805.09767.
 
-    w_i <- w_i - lr * g_i(w_i)             H times, each worker alone
-    w_i <- (1/N) * sum_j w_j               then all together
+    w_i <- w_i - lr * g_i(w_i)             H times, without communication
+    w_i <- (1/N) * sum_j w_j               then over all workers
 
-H = `steps`. All models count the same, whatever their batches were, unless a balance gives workers unequal parts:
-then by the images of their round. A worker whose batch is empty takes no step.
-Batch-norm statistics are never averaged in training. Each worker keeps its own, and a model that is tested or saved has
-their mean.
+H = `steps`. All models have the same weight, whatever their batch sizes, unless load balancing assigns workers unequal
+shares of the batch: then a model's weight is its worker's mean share in the round. A worker with an empty batch takes
+no step. Batch-norm statistics are never averaged in training. Each worker keeps its own, and a model that is evaluated
+or saved has their mean.
 
-Departure from the paper: any optimiser takes the place of plain SGD, and `optimizer_state` says what becomes of its
-state: each worker keeps its own (Lin et al., 2018), all take the mean, or all begin anew (as CNTK does with block
-momentum).
+Departure from the paper: any optimizer replaces plain SGD, and `optimizer_state` selects the treatment of its state:
+each worker keeps its own (Lin et al., 2018), all take the mean, or all reset it (as CNTK does with block momentum).
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from polyrhythm.training.quantities import Count
 
 
 class LocalSGD(CompressedAveraging):
-    """Workers train alone and average their models every few steps.
+    """Workers take local steps and average their models every few steps.
 
     Attributes:
-        steps: of each worker between two means.
-        optimizer_state: what becomes of momentum and the like at a mean: keep, average or reset.
-        collective: how models are added up.
-        compress: what shrinks a round's movement before it travels; None: nothing.
+        steps: number of local steps of each worker between two means.
+        optimizer_state: treatment of the optimizer state (momentum etc.) at a mean: keep, average or reset.
+        collective: algorithm that sums the models.
+        compress: compressor of each worker's change in a round; None: none.
     """
 
     paper: ClassVar[Paper] = Paper(

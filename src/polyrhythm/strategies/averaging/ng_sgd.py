@@ -1,23 +1,22 @@
-"""NG-SGD: local steps along the natural gradient, and a mean of all models after every so many.
+"""NG-SGD: local steps along the natural gradient, and a mean of all models every `steps` steps.
 
 Povey, Zhang, Khudanpur, "Parallel training of DNNs with natural gradient and parameter averaging", ICLR workshop 2015,
 arXiv 1410.7455.
 
-    w_i <- w_i - lr * |g| / |p| * p,  p = A_i^-1 g_i(w_i) B_i^-1     H times, each worker alone, layer by layer
-    w_i <- (1/N) * sum_j w_j                                         then all together
+    w_i <- w_i - lr * |g| / |p| * p,  p = A_i^-1 g_i(w_i) B_i^-1     H times, without communication, layer by layer
+    w_i <- (1/N) * sum_j w_j                                         then over all workers
 
-H = `steps`. A and B are smoothed estimates of the Fisher matrices of the layer's outputs and inputs, each worker's own
-(see `natural_gradient` and `low_rank_fisher`, to which `rank`, `alpha`, `eta` and `update_every` belong). With rank = 0
-this is `local_sgd`, bit for bit. Batch-norm statistics are never averaged in training.
+H = `steps`. A and B are smoothed estimates of the Fisher matrices of the layer's outputs and inputs, separate on each
+worker (see `natural_gradient` and `low_rank_fisher` for `rank`, `alpha`, `eta` and `update_every`). With rank = 0 this
+is `local_sgd`, bit for bit. Batch-norm statistics are never averaged in training.
 
 Departures from the paper:
 
-- The paper averages after K samples of each worker, about 400,000, so its H is K over the batch size. Here, rounds are
-  short enough for runs of a few hundred steps.
-- Estimates are made from rows and columns of mean gradients, because the derivatives of single samples are not
-  available.
+- The paper averages after K samples of each worker, about 400,000, so its H is K over the batch size. The default here
+  is short enough for runs of a few hundred steps.
+- Estimates are made from rows and columns of mean gradients, because per-sample gradients are not available.
 - Biases are not preconditioned.
-- p may go into any optimiser, the run's own, in place of plain SGD.
+- Any optimizer, the run's own, replaces plain SGD and receives p as its gradient.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from polyrhythm.training.quantities import Count, InnerFraction, NonNegative
 
 
 class NGSGD(CompressedAveraging):
-    """Workers train alone along natural gradients and average their models every few steps.
+    """Workers take local steps along natural gradients and average their models every few steps.
 
     Attributes:
-        steps: of each worker between two means.
-        rank: directions of each Fisher matrix that are told apart; 0: none, which is local SGD.
-        alpha: how much of its mean is added to each of a Fisher matrix's eigenvalues.
-        eta: share of an estimate that each renewal replaces.
-        update_every: steps from one renewal to the next, after the first ten.
-        collective: how models are added up.
-        compress: what shrinks a round's movement before it travels; None: nothing.
+        steps: number of local steps of each worker between two means.
+        rank: rank of the estimate of each Fisher matrix; 0: none, which is local SGD.
+        alpha: damping: multiple of the mean eigenvalue of a Fisher matrix that is added to each eigenvalue.
+        eta: share of an estimate that each update replaces.
+        update_every: number of steps between two updates of the estimates, after the first ten steps.
+        collective: algorithm that sums the models.
+        compress: compressor of each worker's change in a round; None: none.
     """
 
     paper: ClassVar[Paper] = Paper(

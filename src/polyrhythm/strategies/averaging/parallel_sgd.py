@@ -1,18 +1,18 @@
-"""ParallelSGD: every worker trains alone; in the end there is one mean of all models.
+"""ParallelSGD: workers train without communication; their models are averaged once, at the end.
 
 Zinkevich, Weimer, Li, Smola, "Parallelized stochastic gradient descent", NIPS 2010.
 
-    w_i <- w_i - lr * g_i(w_i)             T times, each worker alone on its own shuffled share
+    w_i <- w_i - lr * g_i(w_i)             T times, each worker on its own shuffled shard
     w   =  (1/N) * sum_j w_j               once
 
-T = the length of the run. Batch-norm statistics are averaged where the models are: for a test, and at the end.
+T = number of steps in the run. Batch-norm statistics are averaged with the models: for an evaluation, and at the end.
 
 Departures from the paper:
 
-- Any optimiser takes the place of plain SGD.
-- Shares are dealt anew every epoch.
-- The model that is tested after an epoch is the mean at that moment. This costs an exchange, which training does not
-  look at.
+- Any optimizer replaces plain SGD.
+- The data is sharded again in every epoch.
+- The model that is evaluated after an epoch is the current mean. This costs one exchange, which does not affect
+  training.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
 class ParallelSGD(Averaging):
-    """Workers train alone, and average their models once, when all are done.
+    """Workers train without communication, and average their models once, at the end.
 
     Attributes:
-        collective: how models are added up.
+        collective: algorithm that sums the models.
     """
 
     paper: ClassVar[Paper] = Paper(

@@ -2,14 +2,14 @@
 
 Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020, arXiv 1808.07217.
 
-    w' = w - lr * sum_i b_i g_i / sum_i b_i        in steps before T0, all together
+    w' = w - lr * sum_i b_i g_i / sum_i b_i        in steps before T0, synchronous
     local SGD with H local steps                   from step T0 on
 
-T0 = `after`, H = `steps`. The paper changes over where the learning rate first falls; `after` is a share of the run
-(below 1) or a number of steps. Batch-norm statistics are never averaged in training.
+T0 = `after`, H = `steps`. The paper switches to local steps at the first decay of the learning rate; `after` is a share
+of the run (below 1) or a number of steps. Batch-norm statistics are never averaged in training.
 
-Departure from the paper: any optimiser takes the place of SGD. Where local steps begin, its state is that of the
-synchronous steps, the same on all workers. `optimizer_state` says what becomes of it at a mean.
+Departure from the paper: any optimizer replaces SGD. At the first local step, its state is that of the synchronous
+steps, the same on all workers. `optimizer_state` selects its treatment at a mean.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class PostLocalSGD(Averaging):
     """Workers average gradients at first, and later their models every few steps.
 
     Attributes:
-        after: when local steps begin: below 1 a share of the run, else a number of steps.
-        steps: of each worker between two means, once they are local.
-        optimizer_state: what becomes of momentum and the like at a mean: keep, average or reset.
-        collective: how gradients and models are added up.
+        after: start of the local steps: below 1 a share of the run, else a number of steps.
+        steps: number of local steps of each worker between two means.
+        optimizer_state: treatment of the optimizer state (momentum etc.) at a mean: keep, average or reset.
+        collective: algorithm that sums gradients and models.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -70,10 +70,10 @@ class PostLocalSGD(Averaging):
         """Return T0.
 
         Args:
-            run_steps: of a worker in the whole run; None: nobody can tell.
+            run_steps: number of steps of a worker in the whole run; None: unknown.
 
         Raises:
-            RequestError: T0 is a share of nobody knows what, or no whole number.
+            RequestError: T0 is a share of an unknown number of steps, or not an integer.
         """
         if self.after < 1:
             if run_steps is None and self.after > 0:
@@ -89,10 +89,10 @@ class PostLocalSGD(Averaging):
         return int(self.after)
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuse an `after` that is neither a share nor a number of steps.
+        """Check the options.
 
         Raises:
-            RequestError: it is so.
+            RequestError: `after` is neither a share of the run nor a whole number of steps.
         """
         super().check(workers, plan)
         self.first_local_step(1)
@@ -110,15 +110,15 @@ class PostLocalSGD(Averaging):
 
 
 class GradientsThenModels(ModelMean):
-    """The mean of models, with that of gradients as long as these travel.
+    """Mean of models for the local steps, and mean of gradients for the synchronous steps before them.
 
     Args:
-        group: who takes part.
-        flat: whose models and gradients.
-        collective: how they are added up.
+        group: communicator of the participating workers.
+        flat: parameters and gradients of this worker.
+        collective: algorithm that sums them.
 
     Attributes:
-        gradients: their mean.
+        gradients: mean of the gradients.
     """
 
     def __init__(self, group: Communicator, flat: FlatParameters, collective: Collective) -> None:
@@ -139,9 +139,10 @@ class GradientsThenModels(ModelMean):
 
 
 class PostLocalWorker(RoundsWorker, OverlapsBackward):
-    """Averages gradients while the backward pass goes on, until local steps begin.
+    """Averages gradients during the backward pass, until the local steps begin.
 
-    In training they are summed in place, except in the last of these steps: one that breaks is computed again.
+    Gradients are summed in place, and a step with a failed sum is computed again. The last synchronous step is an
+    exception: its gradients are copied before they are summed.
     """
 
     exchanger: Exchanger[GradientsThenModels]
@@ -156,18 +157,18 @@ class PostLocalWorker(RoundsWorker, OverlapsBackward):
         self._together = step.number < self._first
         if self._together:
             self.exchanger.sums.gradients.begin(step)
-        # The last mean of gradients too, for whoever has it may take steps of its own when another lacks it.
+        # The last mean of gradients is kept too: a worker that has it may start local steps while another lacks it.
         if step.number >= self._first - 1:
             self.exchanger.keeps = True
 
     def bucket_ready(self, bucket: int) -> None:
-        if self._together and not self.exchanger.keeps:  # what is kept is copied before it is summed in place
+        if self._together and not self.exchanger.keeps:  # kept ones are copied before the sum
             self.exchanger.sums.gradients.start(bucket)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         if not self._together:
             return super().gradients_ready(step, learning_rate)
-        exchanger, flat = self.exchanger, self._flat  # whose gradients are in other memory after a loss
+        exchanger, flat = self.exchanger, self._flat  # a regrouping replaces the memory of `flat.gradients`
         kept = flat.gradients.clone() if exchanger.keeps else None
 
         def run(mean: GradientsThenModels, number: int) -> Result:
@@ -180,6 +181,6 @@ class PostLocalWorker(RoundsWorker, OverlapsBackward):
         if exchanger.handed and mean.vector is not None:
             flat.gradients.copy_(mean.vector)
         self.update(mean.weight, learning_rate)
-        self.hear(mean.stop)  # who is let in afterwards has no step left to take either
+        self.hear(mean.stop)  # a worker that joins after the stop takes no step either
         self.exchanger.since = self._done = step.number + 1
         return mean.stop

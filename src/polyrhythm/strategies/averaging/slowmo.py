@@ -3,25 +3,25 @@
 Wang, Tantia, Ballas, Rabbat, "SlowMo: improving communication-efficient distributed SGD with slow momentum",
 ICLR 2020, arXiv 1910.00643.
 
-    u <- b * u + (x_0 - mean_i x_i) / lr          after a round of base steps that all began at x_0
+    u <- b * u + (x_0 - mean_i x_i) / lr          after a round of base steps that start at x_0 on all workers
     x_0 <- x_0 - a * lr * u
 
 b = `slow_momentum`, a = `slow_lr`, lr = the local learning rate at the end of the round. With a constant rate
 this is classical BMUF with z = a and m = b. Batch-norm statistics are never averaged in training.
 
-Base steps are local steps of any optimiser, or those of gossip (`base`). For local steps, `optimizer_state` says what
-becomes of the optimiser's state at the end of a round: the paper names the same three ways, and in its runs resets the
-momentum of SGD and keeps the state of Adam, as is done here by default. Workers of gossip begin each round at x_0 with
-a mass of 1, and keep their optimisers' state.
+Base steps are local steps of any optimizer, or those of a gossip strategy (`base`). For local steps, `optimizer_state`
+selects the treatment of the optimizer state at the end of a round. The paper has the same three choices; its runs reset
+the momentum of SGD and keep the state of Adam, as is the default here. Gossip workers start each round at x_0 with a
+mass of 1, and keep their optimizer state.
 
     worker 0   step ⇄ step ⇄ step ┃ exact mean, outer rule ┃ step ⇄ step …
-    worker 1   step ⇄ step ⇄ step ┃ exact mean, outer rule ┃ step ⇄ step …      ⇄ what the base exchanges
+    worker 1   step ⇄ step ⇄ step ┃ exact mean, outer rule ┃ step ⇄ step …      ⇄ messages of the base
 
-Where a worker is lost, the base's workers begin anew in the middle of the round, whose starting point stays.
-If the mean at its end broke for some workers only, the others hand on the result of the outer rule.
+After a failure, the base's workers restart from a common point in the middle of the round, and x_0 stays the same.
+If the mean at the end of a round failed on some workers only, the others send them the result of the outer rule.
 
-Departure from the paper: with lr = 0 the first term counts as 0 in u, and the step becomes its limit, which
-leads to the mean.
+Departure from the paper: with lr = 0 the second term of u is omitted, and the step is its limit,
+x_0 <- x_0 + a * (mean_i x_i - x_0).
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ from polyrhythm.training.quantities import Count, Decay, Positive
 
 
 class SlowMo(CompressedAveraging, Remarks):
-    """Workers train alone for a round; what the round changed then gets a momentum of its own.
+    """Workers take local steps for a round; a slow momentum is then applied to the change of the round.
 
     Attributes:
-        steps: of each worker in a round.
-        slow_momentum: share of the slow buffer that is kept at each round.
-        slow_lr: what the slow step is multiplied by, beside the learning rate.
-        base: the strategy whose steps a round is made of, such as sgp or d_psgd; None: steps of each worker alone.
-        optimizer_state: what becomes of the local momentum and the like after a round: keep, average or reset; None:
-            the momentum of SGD is reset, the state of others is kept.
-        collective: how models are added up.
-        compress: what shrinks a round's movement before it travels; None: nothing.
+        steps: number of steps of each worker in a round.
+        slow_momentum: momentum coefficient of the slow buffer.
+        slow_lr: factor of the slow step, in addition to the learning rate.
+        base: strategy of the steps in a round, such as sgp or d_psgd; None: local steps.
+        optimizer_state: treatment of the local optimizer state (momentum etc.) after a round: keep, average or reset;
+            None: the momentum of SGD is reset, the state of other optimizers is kept.
+        collective: algorithm that sums the models.
+        compress: compressor of each worker's change in a round; None: none.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -91,7 +91,7 @@ class SlowMo(CompressedAveraging, Remarks):
     optimizer_state: AtAverage | None = None
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuse a base whose workers cannot begin anew, and what becomes of nothing over one."""
+        """Reject a base that cannot start rounds at a common point, and options that have no effect with a base."""
         super().check(workers, plan)
         if self.base is None:
             return
@@ -148,7 +148,7 @@ class SlowMo(CompressedAveraging, Remarks):
 
 
 class SlowMomentum:
-    """The rule of this module; see `Outer`.
+    """Update rule of this module; see `Outer`.
 
     Args:
         momentum: b.
@@ -161,11 +161,11 @@ class SlowMomentum:
         self._state: dict[str, Tensor] = {}
 
     def start(self, vector: Tensor) -> None:
-        """The first round begins here."""
+        """Start the first round at `vector`, `(size,)`."""
         self._state = {"beginning": vector.clone(), "buffer": vector.new_zeros(vector.shape)}
 
     def step(self, vector: Tensor, learning_rate: float) -> None:
-        """Turns the mean of all models into the point where the next round begins."""
+        """Replace the mean of all models in `vector` by the starting point of the next round, in place."""
         beginning, buffer = self._state["beginning"], self._state["buffer"]
         change = beginning - vector
         buffer.mul_(self._momentum)
@@ -177,7 +177,7 @@ class SlowMomentum:
         vector.copy_(beginning)
 
     def model(self) -> Tensor | None:
-        """Workers begin at the model itself."""
+        """Return None: the model is the starting point of a round."""
         return None
 
     def state(self) -> State:
@@ -193,13 +193,13 @@ _OUTER = "outer."
 
 
 class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
-    """Makes the base's steps, and ends a round as all other averaging strategies do.
+    """Takes the base's steps, and ends a round with a mean and the outer rule, like all averaging strategies.
 
     Args:
-        base: the base's part of this worker, which can begin anew.
-        flat: of this worker.
-        steps: of a round.
-        outer: what is made of the mean.
+        base: the base's worker part, a `CommonStart`.
+        flat: parameters of this worker.
+        steps: number of steps in a round.
+        outer: rule that computes the next starting point from the mean.
     """
 
     def __init__(self, base: WorkerPart, flat: FlatParameters, steps: int, outer: Outer) -> None:
@@ -219,7 +219,7 @@ class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
 
     def start(self, step: int) -> int:
         if not self._resumed:
-            self._outer.start(self._flat.vector)  # worker 0's, before anything can break
+            self._outer.start(self._flat.vector)  # initial values, before any exchange can fail
         step = self._base.start(step)
         if not self._resumed:
             self._outer.start(self._flat.vector)
@@ -238,7 +238,7 @@ class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
         return stop
 
     def _end_round(self, mean: Tensor) -> None:
-        """Begin the next round, unless this worker has done so already, before it began anew with the others."""
+        """Start the next round, unless this worker has done so already, before it restarted with the others."""
         if self._apart:
             start = mean.clone()  # the log keeps the mean
             self._outer.step(start, self._rate)

@@ -1,1 +1,1 @@
-"""What averaging strategies share: rounds of local steps, each ended by a mean of all models."""
+"""Common parts of averaging strategies: rounds of local steps, each ended by a mean of all models."""

@@ -1,10 +1,10 @@
-"""The base of all strategies whose workers average models in rounds, and its resharding.
+"""Base of all strategies that average models in rounds, and its resharding.
 
-With another number of workers all continue from the mean of all models as they are, weighted as each model
-would have counted at the end of the round:
+A run resumed with another number of workers continues from the mean of all current models, with the weights that they
+would have had at the end of the round:
 
-    round    starts at w ── step step ┃ mean of N ── step step, by K ┃ mean of K, outer rule
-    └ checkpoint: the round, and the state of the outer rule, go on
+    round    starts at w ── step step ┃ mean of N ── step step, K workers ┃ mean of K, outer rule
+    └ checkpoint: the round and the state of the outer rule continue
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 MEET_AGAIN = "the others finish the round, and the mean is theirs; a successor joins them there"
-"""What happens when a worker dies."""
+"""Consequence of a worker's death."""
 
 
 class Averaging(Strategy):
-    """Workers train alone and meet at means of their models, from which nobody goes on before all have come.
+    """Workers take local steps and synchronize at means of their models.
 
     Attributes:
-        sums_gradients: whether plain SGD's models are the sum of all gradients at the end of a round.
+        sums_gradients: whether plain SGD's change of the model in a round is a weighted sum of all gradients.
         output: see `Traits`.
         plain_alone: see `Traits`.
-        local_steps: likewise.
-        collective: how models are added up.
+        local_steps: see `Traits`.
+        collective: algorithm that sums the models.
     """
 
     sums_gradients: ClassVar[bool] = False
@@ -59,11 +59,11 @@ class Averaging(Strategy):
 
     @property
     def period(self) -> int:
-        """Steps from one mean of all models to the next; 0 if there is one in the end only."""
+        """Number of steps between two means of all models; 0: one mean at the end."""
         raise NotImplementedError
 
     def traits(self, workers: int) -> Traits:
-        """Return those of rounds: who wants to stop is heard at a mean, and after an epoch."""
+        """Return the traits of rounds; stop requests are exchanged at a mean, and after an epoch."""
         return Traits(
             local_models=self.period != 1 and workers > 1,
             exchange_every=self.period,
@@ -81,7 +81,7 @@ class Averaging(Strategy):
 
 
 def _kept_by_others(name: str, states: Sequence[State], weights: Sequence[float]) -> State:
-    """Return an equal part of what all had kept back, for each."""
+    """Return the compression errors of all workers, merged and divided equally among them."""
     if KEPT not in states[0][1]:
         return {}, {}
     from polyrhythm.strategies.compressed_mean import merged_over  # no other run pays for it
@@ -92,10 +92,10 @@ def _kept_by_others(name: str, states: Sequence[State], weights: Sequence[float]
 
 
 class CompressedAveraging(Averaging, Compressible):
-    """An average of models whose movements may be compressed.
+    """Base of averaging strategies with optional compression of each worker's change in a round.
 
     Attributes:
-        compress: what shrinks a round's movement before it travels; None: nothing.
+        compress: compressor of each worker's change in a round; None: none.
     """
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
@@ -116,7 +116,7 @@ class CompressedAveraging(Averaging, Compressible):
 
     @property
     def mean(self) -> Callable[[Communicator, FlatParameters], ModelMean] | None:
-        """What averages compressed movements; None: whole models travel."""
+        """Constructor of the mean of compressed changes; None: whole models are averaged."""
         if self.compress is None:
             return None
         from polyrhythm.strategies.averaging.rounds.compressed_mean import CompressedModelMean
@@ -131,10 +131,10 @@ _OUTER_TEXT = ", in the same round, with what the outer rule remembers"
 
 
 def of_rounds(after: int) -> Resharding:
-    """Return how rounds of local steps are resharded: all get the mean of all models.
+    """Return the resharding of rounds of local steps: all workers get the mean of all models.
 
     Args:
-        after: how many workers there are.
+        after: new number of workers.
     """
     fields = (
         StateField("vector", "mean", "run"),
@@ -157,10 +157,10 @@ def of_rounds(after: int) -> Resharding:
 
 
 def over_base(base: Resharding) -> Resharding:
-    """Return how rounds of another strategy's steps are resharded: as these, with what the outer rule remembers.
+    """Return the resharding of rounds of another strategy's steps: its own, with the state of the outer rule.
 
     Args:
-        base: how the state of the other strategy is.
+        base: resharding of the other strategy.
     """
 
     def bare(held: Held) -> Held:

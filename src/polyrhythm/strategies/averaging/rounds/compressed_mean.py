@@ -1,8 +1,8 @@
-"""The mean of a group's models, of whose movements in a round little travels.
+"""Mean of a group's models, with compressed changes.
 
-    x' = w + mean_i decode(C(x_i - w + e_i))        w: where the round began, the same on all; x_i: member i's model
+    x' = w + mean_i decode(C(x_i - w + e_i))        w: start of the round, the same on all; x_i: member i's model
 
-What is left out of a movement is added to that of the next round (see `strategies.compressed_mean`).
+e_i = the compression error of member i in earlier rounds (see `strategies.compressed_mean`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from polyrhythm.training.flat_parameters import FlatParameters
 
 
 class CompressedModelMean(ModelMean):
-    """As `ModelMean`, with compressed movements at the ends of rounds.
+    """`ModelMean` with compressed changes at the end of a round.
 
     Args:
-        group: who takes part; all must call at the same steps.
-        flat: whose vector.
-        collective: how numbers are added up, where any are.
-        compressor: of the movements.
+        group: communicator of the members; all must call at the same steps.
+        flat: parameters of this member.
+        collective: all-reduce algorithm for uncompressed numbers.
+        compressor: compressor of the changes.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The mean of a group's models, and what becomes of the state of their optimisers.
+"""Mean of a group's models, and the treatment of their optimizer states at a mean.
 
-Every worker has an optimiser of its own. When models are averaged, each keeps its optimiser's state, or all
-take the mean of the states, or all reset them (`AtAverage`).
+Every worker has its own optimizer. When models are averaged, each worker keeps its optimizer state, or all take the
+mean of the states, or all reset them (`AtAverage`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 class ModelMean:
-    """Averages the members' flat vectors, by their weights.
+    """Computes the weighted mean of the members' flat vectors.
 
-    A mean is taken in memory of its own, so one that breaks changes nobody's model, and can be taken again by those
-    who are left. The vector's tail tells how many models count and of requests to stop, so all members hear of one at
-    the same step.
+    A mean is computed in separate memory, so a failed one changes no model, and the remaining members can repeat it.
+    The tail of the vector carries the weight and the stop request, so all members receive a stop request at the same
+    step.
 
     Args:
-        group: who takes part; all must call at the same steps.
-        flat: whose vector.
-        collective: how vectors are added up.
+        group: communicator of the members; all must call at the same steps.
+        flat: parameters of this member.
+        collective: algorithm that sums the vectors.
     """
 
     def __init__(self, group: Communicator, flat: FlatParameters, collective: Collective) -> None:
@@ -40,7 +40,7 @@ class ModelMean:
         self._sum = AllReduce(collective, group, "models")
 
     def over(self, group: Communicator) -> ModelMean:
-        """Return the mean over other workers, with the same measurements of the links."""
+        """Return the same mean over other workers, with the existing measurements of the links."""
         return ModelMean(group, self._flat, self._sum.passed_on())
 
     def prepare(self) -> None:
@@ -49,14 +49,14 @@ class ModelMean:
             self._sum.prepare()
 
     def break_off(self) -> None:
-        """Give up what is under way in the background: nothing is."""
+        """Do nothing: no sum is pending in the background."""
 
     def take(self, stop: bool, weight: float = 1.0) -> Result:
-        """Return the mean of all current models, which are not changed; None if nobody's counts.
+        """Return the mean of all current models, which are not changed; its vector is None if all weights are 0.
 
         Args:
-            stop: whether this member wants to stop.
-            weight: that this member's model counts; 0 if it is somebody else's.
+            stop: whether this member has received a stop request.
+            weight: weight of this member's model; 0 if it is a copy of another member's.
         """
         whole, size = self._flat.vector_and_tail.clone(), self._flat.size
         vector, tail = whole[:size], whole[size:]
@@ -70,33 +70,33 @@ class ModelMean:
         return Result(vector.div_(total) if total > 0 else None, total, stops > 0)
 
     def at_end(self, beginning: Tensor | None, step: int, stop: bool, weight: float) -> Result:
-        """Return the mean at the end of a round; None if nobody's model counts, or none of them is finite.
+        """Return the mean at the end of a round; its vector is None if all weights are 0, or no model is finite.
 
         Args:
-            beginning: `(size,)`, where all began the round; None: nobody has kept it.
-            step: the round's last.
+            beginning: starting point of the round, `(size,)`, the same on all; None: not kept.
+            step: last step of the round.
             stop: as for `take`.
             weight: as for `take`.
         """
         return self.take(stop, weight)
 
     def commit(self) -> None:
-        """Take note that the last mean was whole, although it broke for this member."""
+        """Treat the last mean as complete: it was so on other members, although it failed on this one."""
 
     def state(self) -> State:
-        """Return what it keeps from round to round."""
+        """Return the state kept between rounds (compression errors)."""
         return {}, {}
 
     def load_state(self, state: State) -> None:
         """Restore what `state` returned."""
 
     def average(self, tensor: Tensor, weight: float, total: float) -> None:
-        """Overwrite a tensor of the same shape on all members with its mean.
+        """Overwrite a tensor of the same shape on all members with its weighted mean.
 
         Args:
-            tensor: changed in place.
-            weight: of this member.
-            total: of all; more than 0.
+            tensor: this member's tensor; changed in place.
+            weight: weight of this member.
+            total: sum of all members' weights; more than 0.
         """
         if self.size > 1:
             if weight != 1.0:
@@ -106,27 +106,27 @@ class ModelMean:
 
 
 AtAverage = Literal["keep", "average", "reset"]
-"""What becomes of momentum and the like at an average of models: each worker keeps its own, all take the mean, or all
-begin anew. Counters (Adam's step) are kept but by `reset`."""
+"""Treatment of the optimizer state (momentum etc.) at a mean of models: each worker keeps its own, all take the mean,
+or all reset it. Counters (Adam's step) are kept except by `reset`."""
 
 
 class LocalOptimizer:
-    """The user's optimiser on a worker's own vector.
+    """The user's optimizer on one worker's vector.
 
     Args:
-        plan: of the optimiser.
-        flat: what it updates.
-        at_average: what becomes of its state.
+        plan: plan of the optimizer.
+        flat: parameters that it updates.
+        at_average: treatment of its state at a mean of models.
 
     Attributes:
-        is_own: whether it is the user's own object.
+        is_own: whether it is the user's own optimizer object.
     """
 
     def __init__(self, plan: OptimizerPlan, flat: FlatParameters, at_average: AtAverage) -> None:
         self._plan = plan
         self._flat = flat
         self._at_average = at_average
-        # What is averaged must have one layout on all, also on those whose parameters had no gradient yet.
+        # An averaged state must have the same layout on all workers, also where parameters had no gradient yet.
         self.is_own = plan.own is not None and at_average != "average"
         self._optimizer = plan.whole(flat.vector) if self.is_own else plan.build(flat.vector)
         self._sizes: dict[str, int] | None = None
@@ -136,27 +136,27 @@ class LocalOptimizer:
         self._optimizer.step(self._flat.gradients, learning_rate)
 
     def mean_state(self, mean: ModelMean, weight: float, total: float) -> Tensor | None:
-        """Return the packed mean of all members' states, if it is wanted; all must call it together.
+        """Return the packed mean of all members' states, `(n,)`; None without averaging. All members must call it.
 
         Args:
-            mean: takes it.
-            weight: of this member.
-            total: of all.
+            mean: mean over the members.
+            weight: weight of this member.
+            total: sum of all members' weights.
         """
         if self._at_average != "average" or mean.size == 1 or total == 0:
             return None
         parts = self._parts()
-        if not parts:  # plain SGD remembers nothing
+        if not parts:  # plain SGD has no state
             return None
         packed = torch.cat([part.reshape(-1) for part in parts.values()])
         mean.average(packed, weight, total)
         return packed
 
     def models_averaged(self, mean_state: Tensor | None) -> None:
-        """Treat the state as asked.
+        """Keep, overwrite or reset the state after a mean of models.
 
         Args:
-            mean_state: what `mean_state` gave.
+            mean_state: result of `mean_state`.
         """
         if self._at_average == "reset":
             if self._plan.own is not None and self.is_own:
@@ -171,11 +171,11 @@ class LocalOptimizer:
                 part.copy_(value.view(part.shape))
 
     def missed_average(self, newest: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Treat the state as after an average that only others have seen.
+        """Keep, overwrite or reset the state after a mean that only other workers have received.
 
         Args:
-            newest: tensors of the state of a worker that has seen it, and may have taken further steps.
-            facts: the rest of that state.
+            newest: state tensors of a worker that has received it, and may have taken further steps.
+            facts: other values of that state.
         """
         if self._at_average == "average":
             self.load_state(newest, facts)
@@ -191,9 +191,9 @@ class LocalOptimizer:
         self._optimizer.load_state(tensors, facts)
 
     def _parts(self) -> dict[str, Tensor]:
-        """Return the tensors of the state that can be averaged; those that the state has are views of it.
+        """Return the tensors of the state that can be averaged, as views of the state.
 
-        Who has sat out every step so far has no state yet: it takes part with zeros.
+        A worker without a step so far has no state yet; its tensors are zeros.
         """
         if self._sizes is None:
             self._sizes = _sizes_of(self._plan, self._flat.vector)
@@ -207,7 +207,7 @@ class LocalOptimizer:
 def _sizes_of(plan: OptimizerPlan, vector: Tensor) -> dict[str, int]:
     """Return the sizes of the tensors of the state that can be averaged: one value per parameter value.
 
-    They are found by a step on a vector of zeros. What has another shape, such as a basis, stays each worker's own.
+    They are determined by a step on a vector of zeros. Tensors of other shapes, such as a basis, are not averaged.
     """
     tried: FlatOptimizer = plan.build(torch.zeros_like(vector))
     tried.step(torch.zeros_like(vector), plan.rate)

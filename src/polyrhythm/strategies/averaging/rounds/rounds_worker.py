@@ -1,15 +1,15 @@
-"""The worker part of all strategies that average models: rounds of local steps.
+"""Worker part of all strategies that average models: rounds of local steps.
 
     worker 0   step step step step ┃ mean, outer rule ┃ step step …
     worker 1   step step step step ┃ mean, outer rule ┃ step step …
-                                   └ all meet, and learn who wants to stop
+                                   └ all synchronize, and receive stop requests
 
-`Rounds` configures them: a preconditioner changes a worker's gradients before its own optimiser uses them,
-and an outer rule turns the mean of all models into the point from which the next round starts. When a run
-ends in the middle of a round, that round is over too.
+`Rounds` configures them: a preconditioner changes a worker's gradients before its optimizer uses them, and an outer
+rule computes the starting point of the next round from the mean of all models. A run that ends in the middle of a round
+ends that round too.
 
-A mean is an entry of the log (see `communication.log`): who is lost is missing in it. A newcomer begins with another
-worker's model, which counts once in the next mean and not twice.
+A mean is an entry of the log (see `communication.log`); failed workers do not contribute to it. A joining worker starts
+with a copy of another worker's model, which counts only once in the next mean.
 """
 
 from __future__ import annotations
@@ -43,51 +43,51 @@ from polyrhythm.training.natural_gradient import Fisher, natural_gradient
 
 
 class Outer(Protocol):
-    """A rule from the point where a round began, and the mean of all models at its end, to where the next begins.
+    """Rule that computes the start of the next round from the start of a round and the mean of all models at its end.
 
     Every worker applies it to the same numbers, so all get the same bits without another message.
     """
 
     def start(self, vector: Tensor) -> None:
-        """Training starts at `vector`, `(size,)`, which is not kept."""
+        """Start training at `vector`, `(size,)`; it is copied."""
 
     def step(self, vector: Tensor, learning_rate: float) -> None:
-        """A round is over.
+        """Replace the mean of all models by the starting point of the next round, in place.
 
         Args:
-            vector: `(size,)`, the mean of all models; in place, the point from which all begin the next round.
-            learning_rate: of the round's last step.
+            vector: mean of all models, `(size,)`; on return, the starting point of the next round.
+            learning_rate: learning rate of the round's last step.
         """
 
     def model(self) -> Tensor | None:
-        """Return the run's model, `(size,)`, between two rounds, if it is not the point from which workers begin."""
+        """Return the run's model between two rounds, `(size,)`; None: the start of the next round is the model."""
 
     def state(self) -> State:
-        """Return everything that a resumed rule needs."""
+        """Return the state of the rule, for a checkpoint."""
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned; then `start` is not called."""
+        """Restore what `state` returned; `start` is then not called."""
 
 
 class Preconditioner(Protocol):
-    """A rule that changes gradients in place, and remembers something of them."""
+    """Rule with a state that changes gradients in place."""
 
     def apply(self) -> None:
-        """Changes the flat gradients."""
+        """Change the flat gradients in place."""
 
     def state(self) -> State:
-        """Return everything that a resumed rule needs."""
+        """Return the state of the rule, for a checkpoint."""
 
     def load_state(self, state: State) -> None:
         """Restore what `state` returned."""
 
 
 class NaturalGradients:
-    """Turns every layer's gradient into its natural gradient; biases and the like stay as they are.
+    """Replaces every layer's gradient by its natural gradient, except those of biases and other vectors.
 
     Args:
-        flat: whose gradients.
-        fisher: how Fisher matrices are estimated.
+        flat: flat vector with the gradients.
+        fisher: options of the estimates of the Fisher matrices.
     """
 
     def __init__(self, flat: FlatParameters, fisher: Fisher) -> None:
@@ -96,7 +96,7 @@ class NaturalGradients:
         self._layers: dict[str, dict[str, Any]] = {view.name: {} for view in flat.views}
 
     def apply(self) -> None:
-        """Changes the flat gradients."""
+        """Change the flat gradients in place."""
         for view in self._flat.views:
             shape = view.parameter.shape
             rows = shape[0] if len(shape) > 1 else 0
@@ -106,7 +106,7 @@ class NaturalGradients:
                 gradient.copy_(natural)
 
     def state(self) -> State:
-        """Return the estimates."""
+        """Return the estimates of the Fisher matrices."""
         tensors = {
             f"{layer}/{name}": value
             for layer, state in self._layers.items()
@@ -127,24 +127,24 @@ class NaturalGradients:
 
 
 def every(steps: int) -> Callable[[int], bool]:
-    """Return a function that tells whether a round of `steps` steps ends with a step; with 0 none does."""
+    """Return a function that returns whether a round of `steps` steps ends with a step; with 0 steps, none does."""
     return lambda step: steps > 0 and (step + 1) % steps == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """How a worker spends its rounds.
+    """Configuration of a worker's rounds.
 
     Attributes:
-        steps: of a round; 0: the whole run is one.
-        first: the step with which the first round begins; before it workers meet at every step.
-        collective: how models are added up.
-        optimizer_state: what becomes of the local optimiser's state at a mean of all.
-        preconditioner: changes gradients before the local optimiser sees them; None: nothing does.
-        outer: what is made of the mean; None: it is the new model.
-        group: neighbouring workers that average among themselves more often; 1: none do.
-        group_steps: between two means inside a group.
-        mean: makes what averages the models of all; None: whole models travel.
+        steps: number of steps in a round; 0: the whole run is one round.
+        first: first step of the first round; the steps before it are synchronous.
+        collective: algorithm that sums the models.
+        optimizer_state: treatment of the local optimizer state at a mean of all models.
+        preconditioner: preconditioner of the gradients, applied before the local optimizer; None: none.
+        outer: rule applied to the mean; None: the mean is the new model.
+        group: number of workers in a group that averages more frequently; 1: no groups.
+        group_steps: number of steps between two means inside a group.
+        mean: constructor of the mean of all models; None: `ModelMean`, of whole models.
     """
 
     steps: int
@@ -162,31 +162,31 @@ class Rounds:
         return step >= self.first and every(self.steps)(step - self.first)
 
     def group_ends(self, step: int) -> bool:
-        """Whether groups meet after a step."""
+        """Whether groups average after a step."""
         return self.group > 1 and every(self.group_steps)(step)
 
     def began(self, step: int) -> int:
-        """Return with how many steps done the round began that a worker is in after `step` steps."""
+        """Return the number of steps done at the start of the current round, after `step` steps."""
         inside = (step - self.first) % self.steps if self.steps else step - self.first
         return step if step < self.first else step - inside
 
 
 _OPTIMIZER, _OUTER, _PRECONDITIONER = "optimizer.", "outer.", "preconditioner."
 KEPT = "kept."
-"""Of what an average keeps from round to round."""
+"""Prefix of the state that a mean keeps between rounds."""
 _NEVER = -1
 
 
 class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
-    """Trains on its own; at the end of a round all models become one.
+    """Takes local steps; at the end of a round all models are replaced by their mean.
 
     Args:
-        setting: the worker's.
-        rounds: how it spends them.
+        setting: setting of the worker.
+        rounds: configuration of the rounds.
 
     Attributes:
-        group_met: the step of its group's latest mean.
-        met_by_any: the same of all of its group, where a mean that broke is not repeated.
+        group_met: step of the group's latest mean on this worker.
+        met_by_any: step of the group's latest mean on any of its workers, where a failed mean is not repeated.
     """
 
     def __init__(self, setting: WorkerSetting, rounds: Rounds) -> None:
@@ -233,7 +233,7 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         return step
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        if self._updated != step.number:  # else it came in at the mean after the step
+        if self._updated != step.number:  # else this worker joined at the mean after the step
             self._go_apart()
             self.update(step.weight, learning_rate, step.share)
             self._updated = step.number
@@ -256,9 +256,9 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         """Update with the flat gradients, unless their weight is 0 (an empty batch).
 
         Args:
-            weight: of the batch.
-            learning_rate: to update with.
-            share: that the step counts in the mean at the end of the round; see `Step.share`.
+            weight: weight of the batch.
+            learning_rate: learning rate of the update.
+            share: weight of the step in the mean at the end of the round; see `Step.share`.
         """
         self._rate = learning_rate
         self._shares, self._steps = self._shares + share, self._steps + 1
@@ -274,17 +274,17 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
             self.update(1.0, learning_rate)
 
     def hear(self, stop: bool) -> None:
-        """Record whether all stop after a step outside rounds."""
+        """Record whether all workers stop after a step outside rounds."""
         self._heard |= stop
 
     def present(self) -> Tensor | None:
-        """Return the mean of all current models; requests to stop travel with it."""
+        """Return the mean of all current models; stop requests are sent with it."""
         if not self._apart:
             return self._rounds.outer.model() if self._rounds.outer is not None else None
         return self._mean(lambda mean, weight: mean.take(self._stop_requested, weight), aside=MODELS)
 
     def end(self) -> None:
-        """End the round under way, and leave the run's model in the flat vector, on all workers."""
+        """End the current round, and leave the run's model in the flat vector, on all workers."""
         if self._apart:
             self._end_round()
         model = self._rounds.outer.model() if self._rounds.outer is not None else None
@@ -293,14 +293,17 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
 
     @property
     def has_stopped(self) -> bool:
-        """Whether it has heard so in a mean after which nobody has gone on; in a round, all stop a step later."""
+        """Whether the latest mean carried a stop request, and no worker has taken a step since.
+
+        Inside a round, all workers stop one step later.
+        """
         return self._heard and not self._apart
 
     def begin_round(self, newest: State) -> None:
-        """Begin another round after a mean that only others have seen; the flat vector holds what came of it.
+        """Start the next round after a mean that only other workers have received; the flat vector holds its result.
 
         Args:
-            newest: the state of a worker that has seen it.
+            newest: state of a worker that has received it.
         """
         tensors, facts = newest
         self.exchanger.sums.commit()
@@ -318,7 +321,7 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         return own, facts | {"heard": self._heard}
 
     def enter(self, state: State, step: int) -> None:
-        """Begin with another worker's model, but not with what its averages have kept back."""
+        """Start with another worker's model, without its compression errors."""
         facts = state[1]
         self.load_state(({**state[0], "vector": self._flat.vector}, facts))
         self._resumed, self._heard, self._done = None, facts["heard"], step
@@ -345,12 +348,12 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         return named, noted
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned; another worker's steps will not count twice."""
+        """Restore what `state` returned; a state from another worker has weight 0 in the current round."""
         tensors, facts = state
         self._resumed = tensors["vector"]
         self._apart, self._rate, self._updated = facts["apart"], facts["rate"], facts["updated"]
         self._weight = facts["weight"] if facts["worker"] == self._worker or not self._apart else 0.0
-        # Older checkpoints do not tell: their models count alike.
+        # Older checkpoints lack these: their models have equal weights.
         self._shares, self._steps = facts.get("shares", 0.0), facts.get("steps", 0)
         self._beginning = tensors["beginning"].clone() if "beginning" in tensors else None
         self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
@@ -371,7 +374,7 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         return [(prefix, rule) for prefix, rule in rules if rule is not None]
 
     def _met(self, workers: Communicator) -> None:
-        """Meet the neighbours that are there."""
+        """Rebuild the mean of the group from its present workers, and measure the links."""
         if self._of_group is None:
             return
         if workers is not self._met_workers:
@@ -386,7 +389,7 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         return workers.subgroup(f"averaging group {number}", near)
 
     def _go_apart(self) -> None:
-        """Keep the start of a round where what moves in it travels."""
+        """Copy the starting point of a round where changes are averaged."""
         if not self._apart:
             self._shares, self._steps = 0.0, 0
             if self._rounds.mean is not None and self._workers.size > 1:
@@ -395,27 +398,27 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
 
     @property
     def _part(self) -> float:
-        """This worker's mean part of the global batches of its round."""
+        """This worker's mean share of the global batches in the round."""
         return self._shares / self._steps if self._steps else 1.0
 
     def _mean(
         self, take: Callable[[ModelMean, float], Result], *, aside: int = 0, state: bool = False
     ) -> Tensor:
-        """Return the mean of all models, and with `state` that of their optimizers behind it.
+        """Return the mean of all models, followed by the mean of their optimizer states where these are averaged.
 
         Args:
-            take: takes the mean, given what this worker's model counts.
+            take: function that computes the mean, given the weight of this worker's model.
             aside: see `Entry`.
-            state: whether the optimizers' states are averaged where that is wanted.
+            state: whether optimizer states may be averaged.
         """
 
         def run(mean: ModelMean, number: int) -> Result:
             weight = self._weight * self._part
             vector, total, stop = take(mean, weight)
-            if total == 0:  # all who began the round are lost: those who came later count
+            if total == 0:  # all workers that began the round have failed: those that joined later count
                 weight = self._part
                 vector, total, stop = take(mean, weight)
-            if vector is None:  # no model is finite, which must not stay unseen
+            if vector is None:  # no model is finite; NaN makes that visible
                 vector = torch.full_like(self._flat.vector, float("nan"))
             averaged = self._optimizer.mean_state(mean, weight, total) if state else None
             return Result(vector if averaged is None else torch.cat([vector, averaged]), total, stop)
