@@ -1,1 +1,1 @@
-"""Strategies without a server, in which all workers average at every step."""
+"""Strategies without servers in which all workers average gradients at every step."""

@@ -1,40 +1,41 @@
-"""Hybrid model and data parallelism: convolutions data parallel, fully connected layers cut by their neurons.
+"""Hybrid model and data parallelism: data-parallel convolutions, fully connected layers partitioned by neurons.
 
 Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997, section
 4; Wu, Yan, Shan, Dang, Sun, "Deep Image", 2015, arXiv 1501.02876, section 3.2.
 
-    trunk      w' = w - lr * sum_i b_i g_i / sum_i b_i     g_i worker i's mean gradient, by an all-reduce
-    slice s    w' = w - lr * sum_i b_i g_is / sum_i b_i    computed by worker s from all workers' examples
+    trunk      w' = w - lr * sum_i b_i g_i / sum_i b_i     g_i worker i's mean gradient; summed by an all-reduce
+    slice s    w' = w - lr * sum_i b_i g_is / sum_i b_i    computed by worker s from all workers' samples
 
-b_i = samples in worker i's batch, s = the neurons of one worker. The result is that of one large batch,
-whatever the `scheme`. Workers share the computation of the fully connected layers, the state of their
-optimiser and their updates. They do not share the memory for their parameters and gradients, so that any
-worker can be tested and saved.
+b_i = samples in worker i's batch, s = the neurons of one worker. The result is that of one large batch, with any
+`scheme`. The computation of the fully connected layers, their optimizer state and their updates are divided among the
+workers. Memory for their parameters and gradients is not: every worker allocates all of them, so any worker can
+evaluate and save the network.
 
-M_c and M_fc = the bytes of the trunk and of the fully connected layers, A = the bytes of one example's
-features where the network is cut, b = the samples in a worker's batch.
+M_c and M_fc = bytes of the trunk and of the fully connected layers, A = bytes of one sample's features where the
+network is cut, b = samples in a worker's batch.
 
-With `trunk=channels` or `height` the convolutions are cut as well (`partition/divided_trunk.py`): by channels each
-worker trains its own, as of the fully connected layers; by height all train all, from the sum of what every worker's
-rows give, and each keeps activations of its rows alone. All examples of a round (`scheme`) pass them together, and are
-normalised together by layers of batch normalisation that are cut: the result is that of one batch a round.
+With `trunk=channels` or `height` the convolutions are partitioned as well (`partition/divided_trunk.py`). By channels,
+each worker trains its own output channels, as with fully connected layers. By height, all workers train all filters,
+from the sum of the weight gradients of all rows, and each keeps only the activations of its own rows. All samples of a round
+(`scheme`) pass the trunk together, and partitioned batch-norm layers normalize over all of them: the result is that of
+one batch per round.
 
-The pass (`partition/hybrid_pass.py`) leaves sum_i b_i g_is on worker s, so only the trunk's gradients are
-added up afterwards. Each worker keeps optimiser state for the trunk and its own slices only. The network on a
-worker is whole only after `gather`: until then it holds old values of the other workers' slices.
+The pass (`partition/hybrid_pass.py`) leaves sum_i b_i g_is on worker s, so only the trunk's gradients are summed
+afterwards. Each worker keeps optimizer state for the trunk and its own slices only. The network on a worker is complete
+only after `gather`: until then it holds old values of the other workers' slices.
 
-Of a `treenet` it is branches that are shared out, in place of neurons (`partition/branches.py`): worker k computes and
-trains its branches whole, for the examples of all workers, and whose examples they are gets all branches' logits.
+In a `treenet`, branches are partitioned instead of neurons (`partition/branches.py`): worker k computes and trains
+complete branches for the samples of all workers, and returns their logits to the worker that owns the samples.
 
-With another number of workers the optimisers' states are put together, and cut where the slices are now:
+A resumed run with another number of workers joins the optimizer states, and cuts them at the new slice boundaries:
 
-    before    trunk of worker 0 | slice of worker 0 | of 1 | of 2 | …        together the whole vector
-    after     every worker is given all of them, and takes what belongs to its own slices
+    before    trunk of worker 0 | slice of worker 0 | of 1 | of 2 | …        joined: the whole vector
+    after     every worker receives all states, and loads those of its own slices
 
 Departures from the paper:
 
-- The head is updated once a step, never after every round.
-- The slices are exchanged among all workers at the end of an epoch only.
+- The head is updated once per step, never after every round.
+- The slices are exchanged among all workers only at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -64,15 +65,15 @@ from polyrhythm.training.optimizer_state import recut_optimizer
 
 
 class Hybrid(Strategy):
-    """All workers average the gradients of convolutions, and each trains its own neurons of the layers after them.
+    """All workers average the gradients of the convolutions, and each trains its own neurons of the layers after them.
 
     Attributes:
-        scheme: which examples pass the fully connected layers together: `a` all, `b` one worker's after another's, `c`
-            an equal share of every worker's.
-        trunk: the layers before these. `copied`: every worker has them, for its own examples. `channels`: each has
-            some output channels of every convolution, for all examples. `height`: each computes some rows of all
-            pictures, with borders that are exchanged.
-        collective: how the convolutions' gradients are added up.
+        scheme: samples that pass the fully connected layers together: `a` those of all workers, `b` those of one worker
+            after another, `c` an equal share of every worker's.
+        trunk: treatment of the layers before the fully connected ones. `copied`: every worker has all of them, for its
+            own samples. `channels`: each worker has some output channels of every convolution, for all samples.
+            `height`: each worker computes some rows of all images, and border rows are exchanged.
+        collective: algorithm that sums the gradients of the convolutions.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -113,7 +114,7 @@ class Hybrid(Strategy):
 
 
 class HybridWorker(WorkerPart, CutsNetwork):
-    """Computes with the others, then updates what is its own."""
+    """Computes a step together with the other workers, then updates the trunk and its own slices."""
 
     def __init__(self, setting: WorkerSetting, scheme: Scheme, collective: Collective) -> None:
         super().__init__()
@@ -142,7 +143,7 @@ class HybridWorker(WorkerPart, CutsNetwork):
         return stop
 
     def settle(self) -> None:
-        """Gather the neurons of all workers, who must do so at the same step."""
+        """Gather the slices of all workers; all must call it at the same step."""
         if not self._whole:
             self._update.gather()
             self._pass.complete()
@@ -159,14 +160,14 @@ class HybridWorker(WorkerPart, CutsNetwork):
 
     def _weight(self, step: Step) -> float:
         alone = self._setting.workers.size == 1 and step.weight > 0
-        return 1.0 if alone else step.weight  # who is alone has nothing to weigh a ragged batch against
+        return 1.0 if alone else step.weight  # a single worker needs no weight for a partial batch
 
 
 def check_elementwise(plan: OptimizerPlan, workers: int) -> None:
-    """Refuse an optimiser that looks at whole layers, of which each of several workers has slices only.
+    """Reject an optimizer that needs whole layers, since each of several workers has only slices.
 
     Raises:
-        RequestError: so it does.
+        RequestError: the optimizer needs whole layers.
     """
     if workers > 1 and plan.kind in LAYERWISE:
         raise RequestError(
@@ -176,17 +177,17 @@ def check_elementwise(plan: OptimizerPlan, workers: int) -> None:
 
 
 class HybridUpdate:
-    """One worker's updates. All workers must call it after each of their passes.
+    """Updates of one worker. All workers must call `update` after each of their passes.
 
     Args:
         flat: the network's parameters and gradients.
-        ownership: of its numbers.
-        plan: of the optimiser.
-        group: the workers.
-        collective: how the trunk's gradients are added up.
+        ownership: ownership of the parameters.
+        plan: plan of the optimizer.
+        group: communicator of the workers.
+        collective: algorithm that sums the trunk's gradients.
 
     Raises:
-        RequestError: the optimiser looks at whole layers, of which a worker has slices only.
+        RequestError: the optimizer needs whole layers.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class HybridUpdate:
         self._sum = AllReduce(collective, group, "trunk")
         self._ownership = ownership
         self._shared = [slice(0, flat.size)] if group.size == 1 else self._ownership.shared
-        # One piece where a worker is alone: the very optimiser of the plain network.
+        # A single worker has one piece: the same optimizer as without partitioning.
         self._pieces = (
             self._shared if group.size == 1 else [*self._shared, *self._ownership.pieces(group.rank)]
         )
@@ -214,16 +215,16 @@ class HybridUpdate:
         self._summed = flat.vector.new_zeros(sum(each.stop - each.start for each in self._shared) + 2)
 
     def update(self, weight: float, learning_rate: float, *, stop: bool = False) -> tuple[float, bool]:
-        """Update the trunk and this worker's slices by the gradients of a pass, and zero these.
+        """Update the trunk and this worker's slices with the gradients of a pass, then zero the gradients.
 
         Args:
-            weight: as the pass was given it.
-            learning_rate: to update with.
-            stop: whether this worker was asked to stop.
+            weight: weight of this worker's batch, as in the pass.
+            learning_rate: learning rate of the update.
+            stop: whether this worker has received a stop request.
 
         Returns:
-            The weight of all workers' examples, without any of which nothing is updated, and whether any was asked to
-            stop: the same on all.
+            The sum of all workers' weights (0: nothing is updated), and whether any worker has received a stop request;
+            the same on all workers.
         """
         whole, stopping = self._mean(weight, stop)
         if whole > 0:
@@ -233,7 +234,7 @@ class HybridUpdate:
         return whole, stopping
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the state of this worker's optimizers, as named tensors and JSON-able facts."""
+        """Return the state of this worker's optimizers, as named tensors and JSON-serializable values."""
         tensors: dict[str, Tensor] = {}
         facts: dict[str, Any] = {
             "pieces": [[piece.start, piece.stop] for piece in self._pieces],
@@ -245,7 +246,7 @@ class HybridUpdate:
         return tensors, facts
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Restore what `state` returned, or the union of others' states, whose pieces are `slices` of the vector."""
+        """Restore what `state` returned, or the joined states of all workers, with the `slices` of their pieces."""
         if "slices" in facts:
             self._take_from(tensors, facts["slices"])
             return
@@ -295,7 +296,7 @@ def _joined(held: Held, workers: int) -> dict[int, State]:
     for worker in sorted(held.workers):
         own, facts = held.workers[worker]
         for number, (start, stop) in enumerate(facts["pieces"]):
-            # What all train alike is everybody's.
+            # The shared pieces are the same on all workers: those of worker 0 are enough.
             if start == stop or (number < facts.get("shared", 1) and worker > 0):
                 continue
             tensors |= prefixed(f"{len(slices)}.", below(f"{number}.", own))

@@ -1,32 +1,32 @@
-"""Synchronous SGD with lazy update.
+"""Synchronous SGD with lazy updates.
 
 Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.1.
 
     backward of layer l         ─▶ its gradients are sent at once
     forward of layer l (next)   ─▶ waits for them;  w_l' = w_l - lr * sum_i b_i g_i,l / sum_i b_i
 
-b_i = samples in worker i's batch, g_i,l = their mean gradient of layer l. Nothing is stale: the numbers are
-those of `synchronous`, to the bit. But the transfer of a layer may take until its parameters are used again.
+b_i = samples in worker i's batch, g_i,l = their mean gradient of layer l. There is no staleness: the results are those
+of `synchronous`, bit for bit. But the transfer of a layer may last until its parameters are used again.
 
     synchronous   | forward |  backward  |·transfer·| forward | …
-    lazy          | forward |  backward  | forward |  …                the first layers' transfer has come first
+    lazy          | forward |  backward  | forward |  …                the first layers are transferred first
                        transfers: ──last layers──▶◀first▶◀──last layers──▶
 
-It cannot take a mean over all gradients before the first update, such as clipping by their common norm. It
-can use float16, because each worker knows before it sends whether its step overflowed.
+Operations over all gradients before the first update, such as clipping by the global norm, are not possible. float16 is
+possible, because each worker knows before it sends whether its step overflowed.
 
-Gradients are copied into a buffer of their own, and summed there:
+Gradients are copied into a separate buffer, and summed there:
 
     gradients  [ bucket 2 | bucket 1 | bucket 0 ]                  filled again while the last step's are being sent
     outgoing   [ p5 | p4  | p3 | p2  | p1 | p0  | tail | times ]   pieces; summed in place, in one order on all ranks
 
-Piece 0 goes first in every order. It carries the tail (the weights and requests to stop), which every bucket
-needs, and the times that each bucket took its worker, from which all derive the same order for the next step.
-So measurements change the order of sums, and never a sum.
+Piece 0 is always the first. It carries the tail (weights and stop requests), which every bucket needs, and the measured
+times of each bucket on its worker, from which all workers derive the same order for the next step. So measurements
+change the order of the sums, but never a sum.
 
 When a worker fails, a step may be incomplete: some buckets have been updated, on all workers or on some. Each
-bucket's mean is an exchange, and all workers make them in one order, so the worker with the most has what the others
-have, and sends its state to them. They repeat the step for the other buckets only. So each bucket gets one update per
+bucket's mean is an exchange, and all workers make them in one order, so the most advanced worker has the updates of all
+others, and sends its state to them. They repeat the step for the other buckets only. So each bucket gets one update per
 step, the same on all workers.
 
     step s     | … gradients_ready |
@@ -35,9 +35,9 @@ step, the same on all workers.
 
 Departures from the paper:
 
-- Layers are gathered into buckets, and large ones are cut into pieces. The piece that is used soonest goes
-  first (see `bucket_scheduling`).
-- Gradients are weighted with their samples.
+- Layers are gathered into buckets, and large buckets are cut into pieces. The piece that is used soonest is sent first
+  (see `bucket_scheduling`).
+- Gradients are weighted by their number of samples.
 """
 
 from __future__ import annotations
@@ -86,13 +86,14 @@ from polyrhythm.training.optimizer_plan import SlicedOptimizer
 
 
 class LazySynchronous(Strategy, SizesBuckets):
-    """All workers average their gradients at every step, and wait for each layer's only before its next use.
+    """All workers average their gradients at every step, and wait for a layer's mean only before the layer's next use.
 
     Attributes:
-        collective: how gradients are added up; `ring`, `recursive_doubling`, `auto`, … or the `library`'s own.
-        bucket_bytes: least bytes of a bucket, which travels as one; `tuned`: as the links are measured to want it.
-        piece_bytes: larger buckets are cut into pieces of about so much, so that what is used sooner can go between
-            them; 0: buckets go as they are and in their order, as those of `synchronous`.
+        collective: algorithm that sums the gradients: `ring`, `recursive_doubling`, `auto`, … or that of the `library`.
+        bucket_bytes: minimum size in bytes of a bucket, which is sent as a whole; `tuned`: from measurements of the
+            links.
+        piece_bytes: approximate size in bytes of the pieces of larger buckets, between which more urgent pieces can be
+            sent; 0: buckets are sent whole and in order, as in `synchronous`.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -120,14 +121,14 @@ class LazySynchronous(Strategy, SizesBuckets):
         return Traits(slices=workers, waits_between_layers=True)
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return regrouping, unless a successor would have to measure what the others have measured before."""
+        """Return regrouping, unless a replacement would have to repeat measurements of all workers (`tuned`)."""
         return FaultPolicy.regrouping(workers, possible=self.bucket_bytes != "tuned", may_repeat=True)
 
     def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
         return bucket_bytes_for(self.bucket_bytes, workers, self.collective, like)
 
     def in_own_loop(self) -> Strategy:
-        """Return `synchronous`, whose numbers are the same: a loop may use parameters at once after a step."""
+        """Return `synchronous`, with the same results: a user's loop may use parameters immediately after a step."""
         return Synchronous(collective=self.collective, bucket_bytes=self.bucket_bytes)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
@@ -137,8 +138,8 @@ class LazySynchronous(Strategy, SizesBuckets):
 class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
     """Sends buckets in the background, and updates each just before its parameters are used again.
 
-    The mean of each bucket is an exchange, in the order of use. A step is done with its last one, so `exchanger.since`
-    is the step whose updates are still to be made, if any are.
+    The mean of each bucket is an exchange, in the order of use. A step is done after its last exchange, so
+    `exchanger.since` is the step with pending updates, if there are any.
     """
 
     replicated = True
@@ -179,10 +180,10 @@ class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
         self.exchanger.sums.start(bucket)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Start the remaining buckets; those that have arrived are applied later.
+        """Start the remaining buckets; their means are applied later.
 
         Raises:
-            RequestError: parameters have been used that were not announced, and so were not up to date.
+            RequestError: parameters were used without announcement (`before_use`), and so before their update.
         """
         for bucket in sorted(self._pending):
             self._update_unused(bucket)
@@ -194,12 +195,12 @@ class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
             self.staleness[0] += 1
         if (
             self.exchanger.workers.size == 1
-        ):  # nothing is on its way, and the gradients are about to be zeroed
+        ):  # no transfer is pending, and the gradients are about to be zeroed
             self.settle()
         return stop
 
     def settle(self) -> None:
-        """Wait for all buckets and update them, the soonest used first."""
+        """Wait for all buckets and update them, in the order of use."""
         for bucket in sorted(self._pending, reverse=True):
             self._update(bucket)
 
@@ -207,7 +208,7 @@ class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
         self.settle()
 
     def to_enter_with(self) -> State:
-        """Return the optimizer's state, of which some buckets may have had one update more than others."""
+        """Return the optimizer's state; some buckets may have had one update more than others."""
         tensors, facts = self._optimizer.pieces()
         return tensors, {"made": sorted(self._made), **facts}
 
@@ -226,7 +227,7 @@ class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
 
     def _update(self, bucket: int) -> None:
         def run(mean: LateMean, number: int) -> Result:
-            with torch.inference_mode(False):  # else what an optimizer keeps could not be changed in training
+            with torch.inference_mode(False):  # else the optimizer's state could not be changed in training
                 gradient = mean.take(bucket)
                 if self._weight > 0 and bucket not in self._made:
                     self._optimizer.step(bucket, gradient, self._learning_rate)
@@ -240,7 +241,7 @@ class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
             self._made = set()
 
     def _update_unused(self, bucket: int) -> None:
-        """Update a bucket that no forward pass of this step has announced, which must then have no gradient."""
+        """Update a bucket that the forward pass of this step has not announced; it must have no gradient."""
         place = self._places[bucket]
         if bool(self._flat.gradients[place].any()):
             views = [self._flat.views[at] for at in self._flat.buckets[bucket].parameters]
@@ -259,15 +260,15 @@ class LateMean:
     """Computes `sum_i b_i g_i / sum_i b_i` bucket by bucket, the most urgent first.
 
     Args:
-        group: who takes part.
-        flat: whose gradients; they may change as soon as a bucket has been started.
-        collective: how they are added up.
-        piece_bytes: into pieces of about so much larger buckets are cut; 0: they are not, and go in order.
-        known: speed of the collective that this worker has measured among other members; None: `group` is the first.
+        group: communicator of the members.
+        flat: flat vector with the gradients; those of a bucket may change as soon as the bucket is started.
+        collective: algorithm that sums them.
+        piece_bytes: approximate size in bytes of the pieces of larger buckets; 0: buckets are sent whole, in order.
+        known: speed of the collective, measured earlier among other members; None: `group` is the first.
 
     Attributes:
-        times: of the buckets of the latest step.
-        speed: of the collective, as far as it was looked at.
+        times: measured times of the buckets of the latest step.
+        speed: speed of the collective; zeros where it is not measured.
     """
 
     def __init__(
@@ -285,7 +286,7 @@ class LateMean:
         self._sum = AllReduce(collective, group, "gradients", in_turn=True)
         self._by_library = not collective.in_messages
         self._alone = group.size == 1
-        # One bucket is wanted as a whole.
+        # A single bucket is needed as a whole.
         self._orders = bool(piece_bytes) and len(flat.buckets) > 1 and not self._alone
         times = 2 * len(flat.buckets) if self._orders else 0
         self._outgoing = flat.gradients if self._alone else flat.gradients.new_zeros(flat.size + TAIL + times)
@@ -317,19 +318,19 @@ class LateMean:
             told = torch.zeros(self._group.size, 2, dtype=torch.float64, device=self._flat.vector.device)
             told[self._group.rank] = told.new_tensor([self._known.latency_s, self._known.seconds_per_number])
             self._group.all_reduce(told)
-            self.speed = Speed(*told.amax(0).tolist())  # of those who have measured it, which no newcomer has
+            self.speed = Speed(*told.amax(0).tolist())  # joining workers have only zeros
         elif self._orders:
             many = min(_PROBE_NUMBERS, max(piece.stop - piece.start for piece in self._pieces))
             self.speed = measured_speed(self._group, self._sum, self._outgoing[: max(2, many)])
 
     def begin(self, step: Step) -> None:
-        """A step begins; that of before may still be on its way."""
+        """Begin a step; transfers of the step before may still be pending."""
         self._step = step
         self._started = self._sent = 0
         self.times.begin()
 
     def start(self, bucket: int) -> None:
-        """Add a bucket whose gradients are final, and start what may start; buckets must come in order."""
+        """Add a bucket with final gradients, and start all pieces that may start; buckets must be added in order."""
         if self._alone:
             return
         if bucket == 0:
@@ -351,10 +352,10 @@ class LateMean:
         """Start the buckets not started yet, and wait for the first piece.
 
         Args:
-            step: as in `begin`; may weigh less if no bucket has been started.
+            step: step as in `begin`; its weight may be less if no bucket has been started.
 
         Returns:
-            The weight that the mean stands for, and whether any member wants to stop.
+            The sum of all members' weights, and whether any member has received a stop request.
         """
         self._step = step
         if self._alone:
@@ -369,9 +370,9 @@ class LateMean:
         return self._weight, stops > 0
 
     def take(self, bucket: int) -> Tensor:
-        """Wait for a bucket; return its mean, which is valid until the bucket is started again.
+        """Wait for a bucket; return its mean, `(n,)`, valid until the bucket is started again.
 
-        Without any weight there is no mean, and what is given is of no use.
+        If all weights are 0, there is no mean, and the returned values are meaningless.
         """
         place = self._flat.buckets[bucket]
         mean = self._outgoing[place.start : min(place.stop, self._flat.size)]
@@ -388,21 +389,21 @@ class LateMean:
         """Do nothing: no part of a gradient is kept for the next step."""
 
     def break_off(self) -> None:
-        """Wait until the sums under way have failed, as they do once the group is revoked."""
+        """Wait until the pending sums have failed, as they do once the group is revoked."""
         for handle in chain.from_iterable(self._under_way):
             with suppress(PeerLost):
                 handle.wait()
         self._under_way = [[] for _ in self._flat.buckets]
 
     def _write_tail(self) -> None:
-        """Write this member's weight in the step, and the time of its buckets in the step before."""
+        """Write this member's weight in the step, and the times of its buckets in the step before."""
         tail = [self._step.weight, float(self._step.stop)]
         if self._orders:
             tail += [*self.times.ready_s, *self.times.use_s]
         self._outgoing[self._flat.size :] = self._outgoing.new_tensor(tail)
 
     def _plan(self, times: list[float]) -> None:
-        """Order the pieces of the next step by all members' times; in the first step none are known."""
+        """Order the pieces of the next step by all members' mean times; the first step has no times yet."""
         if self._timed:
             mean_s = [seconds / self._group.size for seconds in times]
             buckets = len(self._flat.buckets)

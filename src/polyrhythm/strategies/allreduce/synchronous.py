@@ -1,26 +1,23 @@
 """Synchronous data-parallel SGD.
 
 Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", ICLR workshop 2016, arXiv
-1604.00981, for the rule as all systems have it; Wu et al., "Deep Image", 2015, arXiv 1501.02876, for its
-exchange.
+1604.00981, for the update rule; Wu et al., "Deep Image", 2015, arXiv 1501.02876, for the exchange.
 
     w' = w - lr * sum_i b_i g_i / sum_i b_i        b_i samples in worker i's batch, g_i their mean gradient
 
-Every worker runs the same optimiser on the same sums, and so holds the same bits. With `transfer`, gradients
-travel as float16 or bfloat16 (see `gradient_mean`); with `compress`, as few bytes as a compressor makes of them (see
-`compressed_mean`).
+Every worker runs the same optimizer on the same sums, and so has the same bits. With `transfer`, gradients are sent as
+float16 or bfloat16 (see `gradient_mean`); with `compress`, they are sent compressed (see `compressed_mean`).
 
-Between hosts the update follows the sums bucket by bucket, and is made as a whole or not at all:
+Between hosts, buckets are updated one by one as their sums arrive; the update of a step is atomic:
 
     sums      ── bucket 0 ──▶── bucket 1 ──▶── bucket 2 ──▶
-    update    note 0 ········ 0, note 1 ···· 1 ············ 2 │ whole
-                                    └─ lost: 0 as it was ─▶ the step starts again, as if nothing had changed
+    update    copy 0 ········ 0, copy 1 ···· 1 ············ 2 │ complete
+                                    └─ failure: restore 0 ─▶ the step is repeated from the unchanged state
 
-While a sum travels there is time to copy what its update will change. The last bucket is not copied: once its
-sum has arrived, nothing can fail any more.
+The values that an update will change are copied while the bucket's sum is pending. The last bucket is not copied: once
+its sum has arrived, no failure is possible.
 
-Departure from the papers: gradients are weighted with their samples, where the papers assume equal batches.
-So a smaller batch counts for what it is.
+Departure from the papers: gradients are weighted by their number of samples, where the papers assume equal batches.
 """
 
 from __future__ import annotations
@@ -70,10 +67,11 @@ class Synchronous(Compressible, SizesBuckets, AveragesGradients):
     """All workers average their gradients at every step.
 
     Attributes:
-        collective: how gradients are added up; `ring`, `recursive_doubling`, `auto`, … or the `library`'s own.
-        bucket_bytes: least bytes of a bucket, which travels as one; `tuned`: as the links are measured to want it.
-        transfer: as what gradients travel: `full`, as what they are, or with half the bytes as `float16` or `bfloat16`.
-        compress: what shrinks gradients before they travel; None: nothing.
+        collective: algorithm that sums the gradients: `ring`, `recursive_doubling`, `auto`, … or that of the `library`.
+        bucket_bytes: minimum size in bytes of a bucket, which is sent as a whole; `tuned`: from measurements of the
+            links.
+        transfer: dtype in which gradients are sent: `full`, their own, or `float16` or `bfloat16`, with half the bytes.
+        compress: compressor of the gradients; None: none.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -110,7 +108,7 @@ class Synchronous(Compressible, SizesBuckets, AveragesGradients):
         return Traits(exact_sums=False, slices=workers, sends_by_value=compress.by_value, plain_alone=alone)
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return regrouping, unless a successor would have to measure what the others have measured before."""
+        """Return regrouping, unless a replacement would have to repeat measurements of all workers (`tuned`)."""
         return FaultPolicy.regrouping(workers, possible=self.bucket_bytes != "tuned")
 
     def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
@@ -138,10 +136,10 @@ _KEPT = "mean."
 
 
 class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient):
-    """All-reduces each bucket while the backward pass goes on, then steps, between hosts bucket by bucket.
+    """All-reduces each bucket during the backward pass, then updates, between hosts bucket by bucket.
 
-    In training, sums are made in place. In a user's own loop, which cannot compute anything again, gradients are kept
-    until there is a mean, and the mean until all workers have it.
+    In training, sums are in place. A user's own loop cannot repeat a step, so gradients are kept until the mean has
+    arrived, and the mean until all workers have it.
     """
 
     replicated = True
@@ -159,7 +157,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
             setting.plan.joint or setting.plan.whole(setting.flat.vector)
         )
         self.exchanger = Exchanger(setting.workers, mean, self._met)
-        # Of loops that average and update apart.
+        # For loops that call `average` and `update`.
         self._weight = 1.0
         self._enters_between = False
         self._contribution = self._means = torch.empty(0)
@@ -184,7 +182,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
                 return Result(None, *optimizer.step(mean, step, learning_rate))
             mean.learning_rate = learning_rate
             weight, stop = mean.finish(step)
-            if weight > 0:  # else everyone sat the step out, as float16 makes them do
+            if weight > 0:  # else all workers skip the step, as after a float16 overflow
                 optimizer.step(flat.gradients, learning_rate)
             return Result(None, weight, stop)
 
@@ -197,7 +195,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
 
     def average(self, step: Step, place: int = 0) -> None:
         flat = self._flat
-        # Sums of half-width numbers would not be exact.
+        # Sums of 16-bit numbers would not be exact.
         place = place if flat.vector.element_size() > 2 else 0
         missing = flat.without_gradient
         recovers = self.exchanger.recover is not None
@@ -235,7 +233,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
         self.averaged += 1
 
     def _use(self, result: Result) -> None:
-        """Have the gradients be a mean, of the parameters that have a gradient on any worker."""
+        """Set the gradients to a mean, and `without_gradient` to the parameters without a gradient on any worker."""
         if result.vector is not None:
             there = result.vector[-len(self._flat.views) :]
             if self.exchanger.handed:
@@ -244,7 +242,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
         self.mean_weight = self._weight = result.weight
 
     def _make_room(self) -> None:
-        """Have memory for a contribution, for the mean that is kept, and for the next one."""
+        """Allocate memory for this worker's contribution, for the latest mean, and for the next one."""
         if self._contribution.shape != self._flat.gradients.shape:
             self._contribution = torch.empty_like(self._flat.gradients)
             self._means = self._contribution.new_empty(2, self._flat.size + len(self._flat.views))
@@ -259,7 +257,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
             self.staleness[0] += 1
 
     def _met(self, workers: Communicator) -> None:
-        """Have the optimiser work as the mean comes: whether in parts is known only now."""
+        """Choose bucketwise or whole updates: `comes_in_parts` is known only after the links are measured."""
         self._joined(workers)
         if isinstance(self._optimizer, SteppedOnModel):
             self._optimizer.over(workers)
@@ -277,11 +275,11 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
         return tensors, {"state": facts, "averaged": self.averaged}
 
     def enter(self, state: State, step: int) -> None:
-        """Take over another worker's state, but for what compression has kept back, which is each worker's own."""
+        """Copy another worker's state, except the compression errors, which are separate on each worker."""
         tensors, facts = state
         mean = self.exchanger.sums
         if mean.remembers:
-            mean.commit()  # the step broke here only: the other worker has had this one's part of it
+            mean.commit()  # the step failed only here: the other worker has received this one's contribution
             own, told = mean.state()
             common = {name: value for name, value in below(_KEPT, tensors).items() if "factor." in name}
             mean.load_state((common | own, told))
@@ -312,11 +310,11 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
 
 
 class BucketwiseUpdate:
-    """Updates each bucket when its mean gradient is there, while later ones travel.
+    """Updates each bucket when its mean gradient has arrived, while the sums of later buckets are pending.
 
     Args:
-        plan: of an optimiser that treats every number alike; see `fits`.
-        flat: what is updated.
+        plan: plan of an elementwise optimizer; see `fits`.
+        flat: parameters that are updated.
     """
 
     def __init__(self, plan: OptimizerPlan, flat: FlatParameters) -> None:
@@ -327,23 +325,22 @@ class BucketwiseUpdate:
 
     @staticmethod
     def fits(plan: OptimizerPlan, mean: GradientMean) -> bool:
-        """Return whether an optimiser that changes something may work on buckets, whose gradients come one by one."""
+        """Return whether a plan can update bucket by bucket: elementwise, not a user's own object, with means that arrive in parts."""
         return bool(plan.spans) and plan.own is None and plan.kind in ELEMENTWISE and mean.comes_in_parts
 
     def step(self, mean: GradientMean, step: Step, learning_rate: float) -> tuple[float, bool]:
-        """Average what is left, and update; whatever ends the waiting leaves the vector and the state as they were.
+        """Average the remaining buckets, and update; on any exception the vector and the state are restored.
 
         Args:
-            mean: of this step, some buckets of which have been started.
+            mean: mean of this step; some of its buckets may have been started.
             step: as for `GradientMean.finish`.
-            learning_rate: as for `FlatOptimizer.step`.
+            learning_rate: learning rate of the update.
 
         Returns:
-            The weight that the mean stands for, and whether any member wants to stop. Without any weight nothing is
-            updated.
+            The sum of all members' weights (0: nothing is updated), and whether any member has received a stop request.
 
         Raises:
-            PeerLost: a sum has broken.
+            PeerLost: a sum failed.
         """
         weight, stop = mean.finish_first(step)
         for bucket in range(len(self._undo) + 1):
@@ -367,5 +364,5 @@ class BucketwiseUpdate:
         return self._optimizer.state()
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Restore what `state` returned, here or of that optimizer."""
+        """Restore what `state` returned, of this object or of an optimizer of the whole vector."""
         self._optimizer.load_state(tensors, facts)
