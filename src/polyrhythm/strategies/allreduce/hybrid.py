@@ -16,9 +16,9 @@ network is cut, b = samples in a worker's batch.
 
 With `trunk=channels` or `height` the convolutions are partitioned as well (`partition/divided_trunk.py`). By channels,
 each worker trains its own output channels, as with fully connected layers. By height, all workers train all filters,
-from the sum of the weight gradients of all rows, and each keeps only the activations of its own rows. All samples of a round
-(`scheme`) pass the trunk together, and partitioned batch-norm layers normalize over all of them: the result is that of
-one batch per round.
+from the sum of the weight gradients of all rows, and each keeps only the activations of its own rows. All samples of a
+round (`scheme`) pass the trunk together, and partitioned batch-norm layers normalize over all of them: the result is
+that of one batch per round.
 
 The pass (`partition/hybrid_pass.py`) leaves sum_i b_i g_is on worker s, so only the trunk's gradients are summed
 afterwards. Each worker keeps optimizer state for the trunk and its own slices only. The network on a worker is complete

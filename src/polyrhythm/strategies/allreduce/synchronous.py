@@ -325,7 +325,7 @@ class BucketwiseUpdate:
 
     @staticmethod
     def fits(plan: OptimizerPlan, mean: GradientMean) -> bool:
-        """Return whether a plan can update bucket by bucket: elementwise, not a user's own object, with means that arrive in parts."""
+        """Return whether updates can be bucketwise: an elementwise plan of no user's object, and means in parts."""
         return bool(plan.spans) and plan.own is None and plan.kind in ELEMENTWISE and mean.comes_in_parts
 
     def step(self, mean: GradientMean, step: Step, learning_rate: float) -> tuple[float, bool]:

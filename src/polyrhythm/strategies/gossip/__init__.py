@@ -1,1 +1,1 @@
-"""Gossip: workers that exchange with their neighbors only."""
+"""Gossip strategies: every worker communicates with its neighbors only."""

@@ -1,22 +1,21 @@
-"""Asynchronous decentralised parallel SGD (AD-PSGD).
+"""Asynchronous decentralized parallel SGD (AD-PSGD).
 
 Lian, Zhang, Zhang, Liu, "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018, arXiv
 1710.06952.
 
-    x_i, x_j <- (x_i + x_j)/2      for a random neighbour j, while g_i is computed
+    x_i, x_j <- (x_i + x_j)/2      for a random neighbor j, while g_i is computed
     x_i <- x_i - lr * g_i(x_i as it was read)
 
-Pairs are those of the topology (`topology`), without the edges between two workers of the same color. Active
-workers ask at every step and passive ones answer, so no workers wait for each other in a circle (see
-`pairing/keeper.py`). An average is atomic on both sides: the worker that asks changes nothing between its
-question and the answer, and the one that answers does nothing else in the meantime. Staleness counts the averages
-between the reading of the parameters and the update. After an epoch worker 0's own model is tested; at the
-end, the mean of all.
+Pairs are edges of the topology (`topology`) between workers of different colors. Active workers send a request at every
+step, and passive workers reply, so there are no cyclic waits (see `pairing/keeper.py`). An average is atomic on both
+sides: the active worker changes nothing between request and reply, and the passive worker handles one request at a
+time. Staleness = number of averages between the reading of the parameters and the update. After an epoch the model of
+worker 0 is evaluated; at the end, the mean of all models.
 
 Departures from the paper:
 
-- The answer is half of the difference and not x_j, so sums are kept whatever happens in between.
-- Any of torch's optimizers takes the place of `- lr * g_i`. Its state is each worker's own.
+- The reply is half of the difference and not x_j, so the sum over all workers is preserved under interleaving.
+- Any torch optimizer replaces `- lr * g_i`. Its state is separate on each worker.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 class ADPSGD(Strategy, Remarks):
-    """Every worker averages with one neighbour at a time, and waits for no other.
+    """Every worker averages with one neighbor at a time, and waits for no other worker.
 
     Attributes:
-        topology: graph of the averaging pairs, independent of the directions of its edges.
+        topology: graph of the averaging pairs; directions of its edges are ignored.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -85,7 +84,7 @@ class ADPSGD(Strategy, Remarks):
         return remark(self.topology, workers)
 
     def traits(self, workers: int) -> Traits:
-        """Return the traits of asynchronous workers; a single one is in lockstep and reads its newest parameters."""
+        """Return the traits of asynchronous workers; a single worker is synchronous and reads its newest parameters."""
         alone = workers == 1
         return Traits(lockstep=alone, waits_for_slower=False, reads_newest=alone, draws=not alone)
 
@@ -129,11 +128,11 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
             self._join_in()
 
     def start(self, step: int) -> int:
-        """Begin together with all others; a replacement copies its partners' parameters.
+        """Begin together with all others; a replacement starts from the mean of its partners' parameters.
 
         Raises:
-            PeerLost: worker 0 is lost; to be called again when there is a new one. Or this is a replacement, and the
-                run that it would join is ending.
+            PeerLost: worker 0 failed, and the call is to be repeated with its replacement; or this is a replacement,
+                and the run is ending.
         """
         if self._serving is None:
             self._join_in()
@@ -156,22 +155,22 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
         self._ask(Message(Kind.PULL))
 
     def end(self) -> None:
-        """Wait for all others; on worker 0 the vector then holds the mean of all.
+        """Wait for all others; on worker 0 the flat vector then holds the mean of all models.
 
         Raises:
-            PeerLost: worker 0 is lost; to be called again when there is a new one.
+            PeerLost: worker 0 failed; the call is to be repeated with its replacement.
         """
         self._ask(Message(Kind.LEAVE))
         self._training = False
         if self._serving is not None and self._member is not None:
             self._serving.wait()
-            if self._host_returns:  # worker 0 may be lost with the model that it has just been given
+            if self._host_returns:  # worker 0 may fail with the model that it has just received
                 self._member.stay()
                 self._stays = True
                 self._serve()
 
     def let_go(self) -> None:
-        """End rank 0's keeper, which has told late replacements to leave until now."""
+        """End rank 0's keeper, which until now has sent late replacements `LEAVE`."""
         if self._serving is not None:
             self._network.send(self._place.rank, Message(Kind.LEAVE))
             self._serving.wait()
@@ -217,21 +216,21 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
         if answer.kind is Kind.LEAD:
             raise PeerLost(self._place.workers[0], "waiting for its word")
         if answer.kind is Kind.LEAVE:
-            self._serving.wait()  # raises what went wrong
+            self._serving.wait()  # raises the error of the background thread, if any
             raise PeerLost(self._place.workers[0], "joining a run that is ending")
         return answer
 
 
 def serve(network: Communicator, keeper: Keeper, membership: Membership) -> None:
-    """Handle messages until worker 0 has let all workers go.
+    """Handle messages until worker 0 has released all workers.
 
     Args:
-        network: network of all ranks.
+        network: communicator of all ranks.
         keeper: keeper of the worker's parameters.
-        membership: admits and releases workers.
+        membership: membership side of this worker.
 
     Raises:
-        PeerLost: rank 0 is gone; the worker has been notified by an answer of kind `LEAVE`.
+        PeerLost: rank 0 failed; the worker has been notified by an answer of kind `LEAVE`.
     """
     leaving: dict[int, Handle] = {}
     try:
@@ -266,13 +265,13 @@ def _send(
     keeper: Keeper,
     membership: Membership,
 ) -> list[Reply]:
-    """Start to send, and return the replies that follow from lost receivers.
+    """Start to send, and return the replies that follow from failed receivers.
 
-    A receiver of a repeated message has got the last one, so at most one message a rank is leaving.
+    A rank is sent another message only after it has received the previous one: at most one send per rank is pending.
     """
     more: list[Reply] = []
     for to, reply in replies:
-        with suppress(PeerLost):  # it may have been a predecessor's
+        with suppress(PeerLost):  # it may have been addressed to a failed predecessor
             if to in leaving:
                 leaving.pop(to).wait()
         try:

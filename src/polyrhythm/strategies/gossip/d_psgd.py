@@ -1,25 +1,25 @@
-"""Decentralised parallel SGD (D-PSGD).
+"""Decentralized parallel SGD (D-PSGD).
 
 Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can decentralized algorithms outperform centralized algorithms? A case study for
 decentralized parallel stochastic gradient descent", NIPS 2017, arXiv 1705.09056.
 
     x_i' = sum_j W_ij x_j - lr * g_i(x_i)
 
-W = the matrix of the topology (`topology`), x_i = worker i's parameters, g_i = its gradient at the point before mixing.
-So parameters travel while the gradient is computed. W need not be symmetric, if its rows and columns add up to 1. Where
-a worker is lost, the others begin again at the mean of their parameters, with a matrix for their number.
+W = doubly stochastic matrix of the topology (`topology`), not necessarily symmetric; x_i = parameters of worker i;
+g_i = its gradient at the point before mixing. So parameters are sent while the gradient is computed. When a worker
+fails, the others restart from the mean of their parameters, with a matrix for their number.
 
-With `compress`, workers send how far they have moved, and mix copies of each other (CHOCO; see `mixing.choco`):
+With `compress`, workers send compressed changes, and mix copies of each other's parameters (CHOCO; see `mixing.choco`):
 
     x_i' = x_i + gamma * sum_j W_ij (k_j - k_i) - lr * g_i(x_i)
 
 Departures from the paper:
 
-- Any of torch's optimizers takes the place of `- lr * g_i`, and starts from the mixed point, where weight decay counts
-  from. Its state is each worker's own.
-- Every batch counts the same, and those of an epoch differ by at most one image.
-- CHOCO-SGD's workers send what they hold after the update; here it is what they hold before, so that it travels while
-  the gradient is computed, and with everything sent it is D-PSGD.
+- Any torch optimizer replaces `- lr * g_i`. It is applied to the mixed point, as is weight decay. Its state is separate
+  on each worker.
+- All batches have the same weight; batch sizes in an epoch differ by at most one image.
+- CHOCO-SGD sends the parameters after the update. Here they are sent before it, so that communication overlaps with the
+  gradient computation; with lossless compression the result is D-PSGD.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
 
 class DPSGD(InTurns, Compressible):
-    """Every worker averages with its neighbours at every step, while it computes.
+    """Every worker averages with its neighbors at every step, while it computes.
 
     Attributes:
-        topology: graph of the averaging; rows and columns of its matrix must add up to 1.
-        compress: compressor of the models; None: none.
-        consensus: gamma of compressed mixing, how far a worker moves towards its neighbours; None: by the compressor.
+        topology: graph of the averaging; rows and columns of its matrix must sum to 1.
+        compress: compressor of the models' changes; None: none.
+        consensus: gamma, the step size of compressed mixing, in (0, 1]; None: derived from the compressor.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -78,7 +78,7 @@ class DPSGD(InTurns, Compressible):
     consensus: Annotated[float, Field(gt=0, le=1)] | None = None
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Reject graphs that do not exist for this number of workers, and weights that do not keep the mean."""
+        """Reject graphs that do not exist for this number of workers, and weights that do not preserve the mean."""
         super().check(workers, plan)
         for turn in range(self.topology.period(workers)):
             for worker in range(workers):
@@ -107,7 +107,7 @@ class DPSGD(InTurns, Compressible):
         return replace(super().traits(workers), sends_by_value=by_value)
 
     def exchange(self, workers: int, whole_bytes: float, payload_bytes: float) -> Exchange:
-        """Return what the worker with most neighbours sends, and decodes."""
+        """Return the bytes, encodings and decodings per step of the worker with the most neighbors."""
         most = max(len(self.topology.targets(worker, workers)) for worker in range(workers))
         return Exchange(most * whole_bytes, most * payload_bytes, encodings=1.0, decodings=1.0 + most)
 
@@ -119,7 +119,7 @@ class DPSGD(InTurns, Compressible):
 
 
 class DPSGDWorker(TurnsWorker, BeginsEarly):
-    """Sends its parameters when a step begins, and mixes in those of its neighbours before the update."""
+    """Sends its parameters when a step begins, and mixes them with those of its neighbors before the update."""
 
     follows = Follows.OBJECT
 
@@ -139,15 +139,15 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
         return step
 
     def begin(self, step: Step) -> None:
-        """Start to send; the vector does not change before it has left."""
+        """Start to send the parameters; they do not change before they are sent."""
         self._pass_stop_on(step)
         self.exchanger.attempt(lambda: self._send(step.number))
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Mix, then update with the gradient of the point before."""
+        """Mix, then update with the gradient of the point before mixing."""
         gradients = self._flat.gradients
         self._take_turn(lambda: self._mix(step.number))
-        if self._flat.gradients is not gradients:  # others mix with this worker now
+        if self._flat.gradients is not gradients:  # a regrouping has replaced their memory
             self._flat.gradients.copy_(gradients)
         self._learn(step, lambda: self._optimizer.step(self._flat.gradients, learning_rate))
         return self._over(step)
@@ -200,7 +200,7 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
             self._sends.append(self._workers.start_send(to, message))
 
     def _mix(self, step: int) -> None:
-        """Mix in the neighbours' parameters; nothing changes before all have arrived."""
+        """Mix with the neighbors' parameters; nothing changes before all have arrived."""
         if not self._mixes(step):
             return
         if self._sends is None:  # the messages sent before were to workers of another view
@@ -219,7 +219,7 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
             vector.add_(other, alpha=weight)
 
     def _receive(self, source: int) -> Tensor:
-        """Return a neighbour's parameters of this step; it cannot be more than one ahead."""
+        """Return a neighbor's parameters of this step; the neighbor is at most one step ahead."""
         message = self._workers.receive(source)[1]
         self._ending.hear(message)
         assert message.tensor is not None, "gossip carries parameters"

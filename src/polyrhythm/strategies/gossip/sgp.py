@@ -5,17 +5,16 @@ Assran, Loizou, Ballas, Rabbat, "Stochastic gradient push for distributed deep l
     x_i <- x_i - lr * g_i(z_i)
     x_i' = sum_j P_ij x_j,  a_i' = sum_j P_ij a_j,  z_i' = x_i' / a_i'
 
-P = the matrix of the topology (`topology`), with columns that add up to 1. a_i is a mass that begins as 1 and
-is sent with the parameters (`Message.weight`). Where some workers get more than they give, x_i alone would be
-wrong and z_i is right. The network computes with z_i. With `overlap`, the message of one step is applied at
-the next, hidden behind its
-computation (the paper's overlap SGP with tau = 1).
+P = column-stochastic matrix of the topology (`topology`). a_i = mass of worker i, initially 1, sent with the parameters
+(`Message.weight`). z_i corrects x_i for workers that receive more than they send. The network computes with z_i. With
+`overlap`, the message of a step is applied at the next step, hidden behind its computation (the paper's overlap SGP
+with tau = 1).
 
-Where a worker is lost, parts that were on their way are lost with their mass. The others begin again at z = sum_j x_j /
-sum_j a_j with a_i = 1. So the sum of masses is the number of workers again, and no z_i counts for more than its mass.
+When a worker fails, messages in transit are lost with their mass. The others restart from z = sum_j x_j / sum_j a_j
+with a_i = 1. So the sum of masses is again the number of workers, and each z_i is weighted by its mass.
 
-Departure from the paper: any of torch's optimizers takes the place of `- lr * g_i`, on x_i. Its state is each worker's
-own. Weight decay acts on x_i, which is z_i wherever all masses are 1.
+Departure from the paper: any torch optimizer replaces `- lr * g_i`, applied to x_i. Its state is separate on each
+worker. Weight decay acts on x_i, which equals z_i where all masses are 1.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ from polyrhythm.training.optimizer_plan import update_as
 
 
 class SGP(InTurns):
-    """Every worker pushes a share of its parameters to another one, a different one each step.
+    """Every worker sends a share of its parameters to another worker, a different one at each step.
 
     Attributes:
-        topology: graph of the pushes; edges may lead one way only.
-        overlap: whether the message of a step is applied at the next.
+        topology: graph of the messages; edges may be directed.
+        overlap: whether the message of a step is applied at the next step.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -89,7 +88,7 @@ class SGP(InTurns):
 
 
 class SGPWorker(TurnsWorker):
-    """Keeps x and a; the flat vector is z."""
+    """Holds x and a; the flat vector is z."""
 
     follows = Follows.PLAN
     writes = Writes.ADDED
@@ -107,14 +106,14 @@ class SGPWorker(TurnsWorker):
 
     def start(self, step: int) -> int:
         if not self._resumed:
-            self._numerator.copy_(self._flat.vector)  # worker 0's, before anything can break
+            self._numerator.copy_(self._flat.vector)  # initial values, before any exchange can fail
             self._workers.broadcast(self._flat.vector)
             self._numerator.copy_(self._flat.vector)
         self._done = step
         return step
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Update, push, and take what was pushed to this worker."""
+        """Update x, send its shares, and add the received ones."""
         self._pass_stop_on(step)
         if self._flat.change is not None:
             self._numerator.add_(self._flat.change, alpha=self._mass)
@@ -124,12 +123,12 @@ class SGPWorker(TurnsWorker):
         return self._over(step)
 
     def settle(self) -> None:
-        """Wait for messages in progress; they count at the next step, as if they had arrived then."""
+        """Wait for pending messages; received ones are applied at the next step."""
         self._wait_for_pushes()
         self._receive()
 
     def break_off(self) -> None:
-        """Abandon the messages in progress, and with them their mass."""
+        """Discard the pending messages and their mass."""
         for push in self._pushes:
             with suppress(PeerLost):
                 push.wait()
@@ -145,17 +144,17 @@ class SGPWorker(TurnsWorker):
         return whole
 
     def begin_at(self, vector: Tensor) -> None:
-        """Copy these parameters, with a mass of 1; they include what had been sent before."""
+        """Copy these parameters, with a mass of 1; they include all messages sent before."""
         self._flat.vector.copy_(vector)
         self._numerator.copy_(vector)
         self._mass, self._arrived = 1.0, []
 
     def end(self) -> None:
-        self._flat.vector.copy_(self.common_model())  # after it nothing can break
+        self._flat.vector.copy_(self.common_model())  # no exchange follows that could fail
         self._take_in()
 
     def state(self) -> State:
-        """Return x, a, what has arrived for the next step, and the optimizer's state."""
+        """Return x, a, the messages received for the next step, and the optimizer's state."""
         arrived = {f"arrived.{number}": _payload(message) for number, message in enumerate(self._arrived)}
         facts = {"mass": self._mass, "arrived": [message.weight for message in self._arrived]}
         return packed({"numerator": self._numerator, **arrived}, facts, self._optimizer)
@@ -179,7 +178,7 @@ class SGPWorker(TurnsWorker):
         """Take part in a turn; x and a do not change before all sends and receives have succeeded."""
         if not self._mixes(step):
             return
-        self._wait_for_pushes()  # of the last step: they are copies, and may leave during the computation
+        self._wait_for_pushes()  # those of the last step, which may be sent during the computation, as they are copies
         if self._overlap:
             self._receive()
         shares = self._turns.shares(step)
@@ -193,12 +192,12 @@ class SGPWorker(TurnsWorker):
         self._take_in()
 
     def _part(self, weight: float, step: int) -> Message:
-        """Return a part of this worker's parameters, with the same part of its mass."""
+        """Return a share of this worker's parameters, with the same share of its mass."""
         part = Message(Kind.VECTOR, self._numerator * weight, step=step, weight=self._mass * weight)
         return self._ending.tell(part)
 
     def _receive(self) -> None:
-        """Wait for messages to this worker; news of the end travels on with what it sends next."""
+        """Wait for messages to this worker; a stop request in them is forwarded with its next messages."""
         for source in self._expected:
             message = self._workers.receive(source)[1]
             self._ending.hear(message)

@@ -1,1 +1,1 @@
-"""Common parts of strategies with synchronous mixing among neighbors, in turns."""
+"""Common parts of gossip strategies with synchronous mixing among neighbors."""

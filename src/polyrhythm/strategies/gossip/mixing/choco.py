@@ -1,19 +1,19 @@
-"""CHOCO: neighbours that send each other how far they have moved from what the others take them to be.
+"""CHOCO: gossip with compressed differences between a worker's parameters and its neighbors' copies of them.
 
 Koloskova, Stich, Jaggi, "Decentralized stochastic optimization and gossip algorithms with compressed communication",
 ICML 2019, arXiv 1902.00340.
 
-    q_i = C(x_i - k_i),   k_j <- k_j + q_j  of all that send and of i itself        k: copies, alike wherever held
+    q_i = C(x_i - k_i),   k_j <- k_j + q_j  for all senders j and i itself          k: copies, equal on all holders
     x_i <- x_i + gamma * sum_j W_ij (k_j - k_i)
 
-What did not fit into q_i is in the next one, so there is no residual next to the copies. Sums over all workers stay,
-since W keeps them. With everything sent and gamma = 1 this is mixing of whole models.
+The compression error of q_i is part of the next difference, so no separate residual is needed. W preserves the sum over
+all workers. With lossless compression and gamma = 1 this is mixing of whole models.
 
-gamma, the consensus step, must be the smaller the less travels. Unless it is given it is d^1.3, where d is the share of
-the squared norm of Gaussian numbers that C keeps: 0.04 for the largest 1 %, as the authors found best by trying, and 1
-for everything. What keeps nothing (d <= 0), or nothing of small vectors, makes copies that never arrive.
+gamma, the consensus step size, must be smaller for stronger compression. The default is d^1.3, where d is the share of
+the squared norm of Gaussian numbers that C keeps: 0.04 for the largest 1 %, the best value in the authors' experiments,
+and 1 without loss. With d <= 0, also for small vectors only, copies do not converge to the parameters.
 
-Departure from the paper: copies begin as the point from which all begin, and not as zeros.
+Departure from the paper: copies start at the common initial parameters, not at zero.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from polyrhythm.training.flat_parameters import FlatParameters, is_finite
 _SIDE, _SCALES, _POWER = 64, (1.0, 1e-4), 1.3
 _OWN, _COMMON = "own", "common"
 _NOT_FINITE = 1
-"""Bytes of a payload of a model that is not finite: no other is as short."""
+"""Size in bytes of the payload of a non-finite model; all other payloads are longer."""
 
 
 def check_choco(compressor: Compressor) -> None:
-    """Raise `RequestError` where copies of what is sent so would not arrive at what they are copies of."""
+    """Raise `RequestError` for a compressor with which copies would not converge to the parameters."""
     if compressor.votes or compressor.own_momentum or compressor.from_passes:
         raise RequestError(
             f"{compressor.name} is made for gradients, and neighbours send what their models have moved: use top_k, "
@@ -51,7 +51,7 @@ def check_choco(compressor: Compressor) -> None:
 
 @lru_cache(maxsize=64)
 def share_kept(compressor: Compressor) -> float:
-    """Return d = 1 - |v - C(v)|^2 / |v|^2 of a matrix of Gaussian numbers, the least at several scales."""
+    """Return d = 1 - |v - C(v)|^2 / |v|^2 of a matrix of Gaussian numbers, the minimum over several scales."""
     place, found = Place(_SIDE, _SIDE, step=compressor.warm_up), []
     for scale in _SCALES:
         vector = scale * torch.randn(place.numbers, generator=torch.Generator().manual_seed(0))
@@ -66,12 +66,12 @@ def consensus_step(compressor: Compressor) -> float:
 
 
 class Copies:
-    """Copies that one worker and its neighbors assume each other to hold.
+    """Copies of one worker's parameters and of its neighbors', as held by all of them.
 
     Args:
-        flat: parameters with the vectors.
-        compressor: compressor of what they have moved.
-        gamma: the consensus step.
+        flat: parameters of the worker.
+        compressor: compressor of the differences between parameters and copies.
+        gamma: consensus step size.
     """
 
     def __init__(self, flat: FlatParameters, compressor: Compressor, gamma: float) -> None:
@@ -82,14 +82,14 @@ class Copies:
         self.begin_at(flat.vector)
 
     def begin_at(self, vector: Tensor) -> None:
-        """All workers are at a point, `(size,)`, the same bits everywhere."""
+        """Restart with all workers at a point, `(size,)`, the same bits everywhere."""
         self._common = self._own = vector.detach().cpu().clone()
         self._of: dict[int, Tensor] = {}
         self._moved: Tensor | None = None
         self._factors = {}
 
     def encode(self, vector: Tensor, step: int, rank: int) -> Tensor:
-        """Return a payload of how far this worker's vector, `(size,)`, is from its copy."""
+        """Return the compressed difference between this worker's vector, `(size,)`, and its copy, as uint8."""
         moved = vector.detach().cpu() - self._own
         if not is_finite(moved):
             self._moved = torch.full_like(moved, float("nan"))
@@ -101,11 +101,11 @@ class Copies:
         return payload
 
     def mix(self, vector: Tensor, heard: Iterable[tuple[int, Tensor, float]]) -> None:
-        """Move the copies by the received differences, and the vector towards those of the neighbors, in place.
+        """Update the copies with the received differences, and move the vector towards the neighbors' copies, in place.
 
         Args:
-            vector: `(size,)`, this worker's.
-            heard: sender, payload, and share W_ij of each message.
+            vector: parameters of this worker, `(size,)`.
+            heard: sender, payload, and weight W_ij of each message.
         """
         assert self._moved is not None, "its own payload was sent before others are mixed in"
         self._own = self._own + self._moved
@@ -123,12 +123,12 @@ class Copies:
         vector.add_(way.to(vector.device), alpha=self._gamma)
 
     def state(self) -> Memory:
-        """Return the copies by owner, and the starting points of the encoding."""
+        """Return the copies by owner, and the warm-start factors of the compressor."""
         of = {str(source): copy for source, copy in self._of.items()} or {_COMMON: self._common}
         return {_OWN: self._own} | of | self._factors
 
     def load_state(self, tensors: Memory) -> None:
-        """Restore what `state` returned; nothing: all are where this worker is."""
+        """Restore what `state` returned; an empty state leaves the copies unchanged."""
         if not tensors:
             return
         self._own = tensors[_OWN].cpu().clone()

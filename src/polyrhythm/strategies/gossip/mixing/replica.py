@@ -1,7 +1,7 @@
-"""A replica of a gossip strategy, unlike all others: its state, the mean of all, its resharding.
+"""Replicas of gossip strategies, different on all workers: their state, their mean, their resharding.
 
-With another number of workers all begin again at the mean of what the replicas held, by their masses, with the
-mean of their optimizers' momenta.
+A run resumed with another number of workers restarts from the mean of the replicas, weighted by mass, with the mean of
+their optimizers' momenta.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _OPTIMIZER, _ARRIVED = "optimizer.", "arrived."
 def of_replicas(
     after: int, name: str, merge: Merge | MergeFunction = "mean", *more: StateField, together: bool
 ) -> Resharding:
-    """Return the resharding of states that `packed` has made.
+    """Return the resharding of states made by `packed`.
 
     Args:
         after: new number of workers.
         name: name of a worker's parameters in its state.
         merge: function that computes the common starting point.
         more: other fields.
-        together: whether all have done equally many steps.
+        together: whether all have done the same number of steps.
     """
 
     def remark(held: Held) -> str:
@@ -68,12 +68,12 @@ def of_replicas(
 
 
 def mean_by_mass(name: str, states: Sequence[State], weights: Sequence[float]) -> State:
-    """Return the sum of what workers hold and of what has arrived and does not count yet, by the sum of their masses.
+    """Return the mean by mass of all workers' parameters, including received messages that are not applied yet.
 
     Args:
-        name: name of the parameters, times their mass.
+        name: name of the tensor of parameters times mass.
         states: states of all workers.
-        weights: weights, all 1: masses take their place.
+        weights: weights of the states, all 1; masses are the effective weights.
     """
     brought = []
     for tensors, _ in states:

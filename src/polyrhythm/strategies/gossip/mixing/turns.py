@@ -1,35 +1,37 @@
 """Common parts of D-PSGD and SGP: workers that mix with their neighbors in turns, all in lockstep.
 
+A turn is the mixing of one step:
+
     worker 0   turn 3, turn 4 ┃                              ┃ turn 6 …
-    worker 1   turn 3, turn 4, turn 5 ┃ all take one point   ┃ turn 6 …
-    worker 2   turn 3, lost           ┃ (`Reunion`)          ┃
-    worker 3   turn 3 ┃                 step 4 and 5 alone ──▶ turn 6 …
+    worker 1   turn 3, turn 4, turn 5 ┃ all at one point     ┃ turn 6 …
+    worker 2   turn 3, failed         ┃ (`Reunion`)          ┃
+    worker 3   turn 3 ┃                 steps 4, 5 unmixed ──▶ turn 6 …
 
-No turn joins all workers, so those that remain after a loss are at different steps. They restart at the mean
-of their states, by their masses, as if each had a mass of 1. A worker that is behind takes its steps up to
-those of the first without mixing, so no step is left out; then all mix by the matrices of the topology for
-the new number of workers (`made_anew`). The gradient of a broken step is in the mean, and not applied again.
-A replacement contributes nothing to the mean, and takes it; unless all others are lost before it is made.
+A turn does not synchronize all workers, so after a failure the remaining ones are at different steps. They restart from
+the mean of their states, weighted by mass, with a mass of 1 each. A worker that is behind takes its missing steps
+without mixing, so no step is skipped; then all mix by the matrices of the topology for the new number of workers
+(`made_anew`). The mean includes the gradient of the interrupted step, which is not applied again. A replacement does
+not contribute to the mean, but starts from it; it contributes only if all others fail before the mean is computed.
 
-All workers take the common point or none does:
+The move to the common point is atomic:
 
-    tell     each sends its progress              an all-reduce of a few numbers
-    bring    point = sum_j x_j / sum_j a_j        an all-reduce of the model; a_j: mass, in D-PSGD 1
-    take     all have the point                   an all-reduce of a few numbers
+    progress   each worker sends its progress       an all-reduce of a few numbers
+    mean       point = sum_j x_j / sum_j a_j        an all-reduce of the model; a_j: mass, in D-PSGD 1
+    commit     all have the point                   an all-reduce of a few numbers
 
-If all contributors are lost before the exchange, the states that they handed on are used in their place. If
-the last all-reduce breaks, those that know that all have the point take it, and the others take it at the
-next `tell`. So each worker's state is counted once, however often a reunion breaks.
+If all contributors fail before the exchange, the copies of their states on replacements are used instead. If the last
+all-reduce fails, the workers on which it succeeded move to the point, and the others do so at the next exchange of
+progress. So each worker's state is counted once, even if a reunion fails repeatedly.
 
-A request to stop travels with the messages, as the number of the last step:
+A stop request is sent with the messages, as the number of the last step:
 
     step         4        5        6        7
-    worker 0   asked: "stop after 6" ─▶ neighbours
-    worker 1              knows ─▶ neighbours
-    worker 2                       knows      all stop after step 6, when three turns have reached every worker
+    worker 0   request: "stop after 6" ─▶ neighbors
+    worker 1              received ─▶ neighbors
+    worker 2                       received   all stop after step 6, when three turns have reached every worker
 
-A worker that is asked to stop names a step so late that all will know of it by then. Of several requests the
-earliest step counts; that number, too, has reached every worker before the step is over.
+A worker that receives a stop request chooses the last step so that all workers know it by then. The earliest of several
+requested steps applies; that number, too, has reached every worker before the step is over.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 class InTurns(Strategy, Remarks):
-    """A strategy of messages to neighbors that all workers wait for.
+    """Base of strategies with synchronous messages to neighbors.
 
     Attributes:
         topology: graph of the messages, with the weights.
@@ -90,13 +92,13 @@ _NEVER = -1
 
 
 class TurnsWorker(CommonStart):
-    """Mixes in turns. The means of all models are entries of its exchanger's log; its turns are not.
+    """Mixes in turns. Means of all models are entries of the exchanger's log; turns are not.
 
     Args:
-        setting: the worker's.
+        setting: setting of the worker.
         topology: topology of the mixing.
-        check: refuses a number of workers that cannot have it.
-        delay: steps after which a message counts.
+        check: function that rejects a number of workers for which the topology does not exist.
+        delay: number of steps after which a received message is applied.
     """
 
     def __init__(
@@ -129,17 +131,17 @@ class TurnsWorker(CommonStart):
 
     @abstractmethod
     def break_off(self) -> None:
-        """Abandon the messages in progress, and wait until none of them reads this worker's parameters."""
+        """Discard the pending messages, and wait until none of them reads this worker's parameters."""
 
     def common_model(self) -> Tensor:
         return self._mean(aside=0)
 
     def present(self) -> Tensor | None:
-        """Return the mean of all workers' models, unless a worker that has joined is past it."""
+        """Return the mean of all workers' models, unless a worker that has joined has passed this exchange."""
         return self._mean(aside=MODELS) if self._done > self._presented_to_all else None
 
     def over(self, group: Communicator) -> Self:
-        """Return the same worker, which mixes with others from now on."""
+        """Return this worker, which mixes with the members of `group` from now on."""
         self._workers = group
         return self
 
@@ -150,7 +152,7 @@ class TurnsWorker(CommonStart):
         """Do nothing: no message is in progress on this worker."""
 
     def prepare(self) -> None:
-        """Begin anew with the others, at the mean of what all hold, unless they only have to leave."""
+        """Restart from the mean of all states together with the others, unless these only have to leave."""
         if self.exchanger.finished:
             return
         entry = self.exchanger.log.under_way
@@ -176,7 +178,7 @@ class TurnsWorker(CommonStart):
         return self.state()
 
     def enter(self, state: State, step: int) -> None:
-        """Begin with another worker's state, which contributes nothing to the mean at which all begin anew."""
+        """Start with a copy of another worker's state, which does not contribute to the mean of the restart."""
         self.load_state(state)
         self._done, self._brings = step, False
         self._presented = _NEVER if self.exchanger.joins == MODELS else step
@@ -211,7 +213,7 @@ class TurnsWorker(CommonStart):
             self.staleness[0] += 1
 
     def _over(self, step: Step) -> bool:
-        """A step is over: gives whether this worker stops after it."""
+        """Complete a step; return whether this worker stops after it."""
         self._done = self.exchanger.since = step.number + 1
         return self._ending.after(step.number)
 
@@ -228,8 +230,8 @@ class Turns:
     """One worker's place in a topology.
 
     Args:
-        topology: the schedule.
-        workers: all of them.
+        topology: topology with the schedule of the turns.
+        workers: communicator of all workers.
     """
 
     def __init__(self, topology: Topology, workers: Communicator) -> None:
@@ -243,11 +245,11 @@ class Turns:
         return self._shares[step % len(self._shares)]
 
     def ending(self, delay: int = 0, last: int | None = None) -> Ending:
-        """Return the carrier of requests to stop.
+        """Return the agreement on the last step.
 
         Args:
-            delay: steps after which a message counts.
-            last: the step after which all stop, if that is known already.
+            delay: number of steps after which a received message is applied.
+            last: step after which all stop; None: unknown.
         """
         return Ending(lambda: self._topology.turns_to_all(self._size) + delay, last)
 
@@ -256,8 +258,8 @@ def made_anew(topology: Topology, check: Callable[[int], None], peers: int) -> T
     """Return the topology of the remaining workers: the same kind of graph, or a ring if they are too few for it.
 
     Args:
-        topology: topology that was asked for.
-        check: refuses a number of workers that cannot have it.
+        topology: requested topology.
+        check: function that rejects a number of workers for which the topology does not exist.
         peers: number of remaining workers.
     """
     try:
@@ -268,7 +270,7 @@ def made_anew(topology: Topology, check: Callable[[int], None], peers: int) -> T
 
 
 def remark(topology: Topology, workers: int) -> str:
-    """Return a line on how fast a topology mixes among `workers` workers."""
+    """Return a line with the spectral gap and the degree of a topology for `workers` workers."""
     if not 1 < workers <= NAMED_UP_TO:
         return ""
     degree = max(
@@ -283,14 +285,14 @@ def remark(topology: Topology, workers: int) -> str:
 
 
 class Ending:
-    """The last step that one worker knows of.
+    """Agreement of the workers on the last step, as known to one worker.
 
     Args:
-        turns_to_all: gives in how many steps a word is everywhere.
-        last: the step after which all stop, if that is known already.
+        turns_to_all: function that returns the number of steps in which a message reaches all workers.
+        last: step after which all stop; None: unknown.
 
     Attributes:
-        last: the step after which all stop, as far as this worker knows.
+        last: step after which all stop, as far as this worker knows; None: unknown.
     """
 
     def __init__(self, turns_to_all: Callable[[], int], last: int | None = None) -> None:
@@ -298,20 +300,20 @@ class Ending:
         self.last = last
 
     def request_stop(self, step: int) -> None:
-        """This worker was asked to stop before its message of a step left."""
+        """Process a stop request to this worker, received before its message of a step was sent."""
         self._agree(step + max(1, self._turns_to_all()) - 1)
 
     def tell(self, message: Message) -> Message:
-        """Return a message with what is known of the end: `stop`, and the last step as `version`."""
+        """Return a message with the last step, if it is known: `stop` set, the step as `version`."""
         return message if self.last is None else message._replace(stop=True, version=self.last)
 
     def hear(self, message: Message) -> None:
-        """Record what a neighbour knows of the end."""
+        """Record the last step from a neighbor's message."""
         if message.stop:
             self._agree(message.version)
 
     def after(self, step: int) -> bool:
-        """Whether the run stops after a step with received messages."""
+        """Whether all workers stop after a step or have stopped before it."""
         return self.last is not None and step >= self.last
 
     def _agree(self, last: int) -> None:
@@ -322,9 +324,9 @@ class Progress(NamedTuple):
     """Progress of one worker.
 
     Attributes:
-        steps: steps that it has done.
-        presented: steps after which it takes no part in presenting the model.
-        last: step after which it stops, as far as it knows; None: it does not.
+        steps: number of steps done.
+        presented: number of steps up to which it takes no part in presenting the model (it joined afterwards).
+        last: step after which all stop, as far as it knows; None: unknown.
     """
 
     steps: int
@@ -333,10 +335,10 @@ class Progress(NamedTuple):
 
 
 class Reunion:
-    """One worker's side.
+    """Restart of all workers from a common point: one worker's side.
 
     Args:
-        take: makes a point, `(size,)`, what this worker holds.
+        take: function that sets this worker's state to a point, `(size,)`.
     """
 
     def __init__(self, take: Callable[[Tensor], None]) -> None:
@@ -346,15 +348,18 @@ class Reunion:
         self._taken = 0
 
     def tell(self, workers: Communicator, own: Progress, like: Tensor) -> list[Progress]:
-        """Report this worker's progress to the others, and copy a point that others have copied already.
+        """Exchange the progress of all workers, and move to the previous point if other workers have moved to it.
 
         Args:
             workers: all present workers.
             own: progress of this worker.
-            like: a tensor on the device that the communicator moves tensors of.
+            like: tensor on the device of the communicator.
+
+        Returns:
+            The progress of each worker, in rank order.
 
         Raises:
-            PeerLost: a worker is lost.
+            PeerLost: a worker failed.
         """
         last = _NEVER if own.last is None else own.last
         table = _gathered(workers, [own.steps, own.presented, last, self._number, self._taken], like)
@@ -372,13 +377,12 @@ class Reunion:
 
         Args:
             workers: all present workers, after an exchange of their progress.
-            held: `(size,)`, state of this worker, multiplied by its mass.
+            held: state of this worker times its mass, `(size,)`.
             mass: mass of this worker.
-            brings: whether the state is its own; else it was handed on, and counts only without other
-                contributions.
+            brings: whether the state is its own; else it is a copy, which counts only without other contributions.
 
         Raises:
-            PeerLost: a worker is lost.
+            PeerLost: a worker failed.
         """
         whole = torch.cat([held, held.new_tensor([mass])])
         total = whole if brings else torch.zeros_like(whole)
@@ -398,7 +402,7 @@ class Reunion:
 
 
 def _gathered(workers: Communicator, own: Sequence[int], like: Tensor) -> list[list[int]]:
-    """Return the numbers of all workers, in their order, once all have arrived."""
+    """Return the numbers of all workers, in rank order."""
     table = torch.zeros(workers.size, len(own) + 1, dtype=torch.float64, device=like.device)
     table[workers.rank] = table.new_tensor([*own, 1])
     flat = table.flatten()

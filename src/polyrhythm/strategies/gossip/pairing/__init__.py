@@ -1,1 +1,1 @@
-"""Parts of asynchronous averaging in pairs."""
+"""Parts of asynchronous pairwise averaging."""

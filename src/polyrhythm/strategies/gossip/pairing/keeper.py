@@ -1,21 +1,20 @@
-"""The keeper of one worker's parameters in AD-PSGD, and the worker's place among its partners.
+"""Keeper of one worker's parameters in AD-PSGD, and the worker's place among its partners.
 
-The keeper handles messages one by one, so that every change to the parameters is atomic:
+The keeper handles messages one by one, so every change of the parameters is atomic:
 
     worker's main thread          its keeper, in the background          a partner's keeper
-    ask ──────────────────────▶  VECTOR x_i ───────────────────────────▶ d = (x_i - x_j)/2,  x_j += d
+    begin step ───────────────▶  VECTOR x_i ───────────────────────────▶ d = (x_i - x_j)/2,  x_j += d
     forward, backward             (continues answering others)                      │
     update ───────────────────▶  x_i -= d  ◀──────────────────── DIFFERENCE d ──────┘
       ◀── the new parameters ──── x_i -= lr * g
 
-A keeper never waits for another: it handles a message and replies, or notes that something is still missing.
-So there are no cyclic waits between keepers, whichever of them is slow or lost. A pure object: `on_message`
-and `on_loss` return replies.
+A keeper never waits for another: it handles a message and replies, or records that an input is still missing. So there
+are no cyclic waits between keepers, even if some are slow or fail. It does no communication itself: `on_message` and
+`on_loss` return replies.
 
-Workers are coloured so that every pair has one of each color: active ones ask, passive ones answer. A
-topology's edges between workers of one color are left out. Colours alternate by the workers' numbers; where
-the remaining graph would be disconnected, they alternate with the distance from worker 0, which keeps every
-shortest path to it.
+Workers have two colors, and every pair has one of each: active workers send requests, passive workers answer them.
+Edges of the topology between workers of the same color are dropped. Colors alternate by worker index; where the
+remaining graph would be disconnected, they alternate by distance from worker 0, which keeps all shortest paths to it.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan, update_as
 
 @dataclass(frozen=True)
 class Place:
-    """One worker's place among all.
+    """One worker's place in the topology.
 
     Attributes:
         rank: rank of the worker.
-        workers: ranks of all; the first one, worker 0, is passive and lets the others in and out.
-        partners: ranks of those that it averages with, in ascending order.
-        active: whether it asks; else it answers.
+        workers: ranks of all workers; the first, worker 0, is passive, and admits and releases the others.
+        partners: ranks of the workers that it averages with, in ascending order.
+        active: whether it sends requests; else it answers them.
     """
 
     rank: int
@@ -59,11 +58,11 @@ class Place:
 
     @property
     def others(self) -> tuple[int, ...]:
-        """Ranks of all others."""
+        """Ranks of all other workers."""
         return tuple(rank for rank in self.workers if rank != self.rank)
 
     def partner(self, step: int, absent: set[int]) -> int | None:
-        """Draw the partner of a step among those present; the same whenever it is drawn again."""
+        """Return the random partner of a step among the present ones, a function of rank and step; None: no partner."""
         there = [rank for rank in self.partners if rank not in absent]
         return Random(f"{self.rank} asks at step {step}").choice(there) if there else None
 
@@ -72,8 +71,8 @@ def place_of(topology: Topology, workers: Sequence[int], index: int) -> Place:
     """Return the place of a worker.
 
     Args:
-        topology: topology of the workers; over all turns of its schedule, whichever way its edges lead.
-        workers: their ranks.
+        topology: topology of the workers; edges of all turns of its schedule are used, without their directions.
+        workers: ranks of the workers.
         index: index of the worker.
     """
     colours = _colours(topology, len(workers))
@@ -125,8 +124,8 @@ class Averaged(NamedTuple):
 
     Attributes:
         step: step that its worker is in.
-        half: half of the difference between their parameters, `(n,)`; None while it has none of its own.
-        averages: number of averages that its parameters have taken part in, this one included.
+        half: half of the difference between their parameters, `(n,)`; None while the sender has no parameters.
+        averages: number of averages of its parameters so far, including this one.
     """
 
     step: int
@@ -134,36 +133,35 @@ class Averaged(NamedTuple):
     averages: int = 0
 
     def message(self) -> Message:
-        """Pack it to be sent."""
+        """Return the message to send."""
         return Message(Kind.DIFFERENCE, self.half, version=self.averages, step=self.step)
 
     @classmethod
     def of(cls, message: Message) -> Averaged:
-        """Read what `message` packed."""
+        """Return the content of a message made by `message`."""
         return cls(message.step, message.tensor, message.version)
 
 
 class Keeper:
     """Averages with partners, and updates when its own worker has a gradient.
 
-    Messages of its own worker: `DIFFERENCE` (a step begins: ask a partner), `PUSH` (a gradient is in the flat vector),
-    `PULL` (show the newest parameters).
+    Messages of its own worker: `DIFFERENCE` (a step begins: send a request to a partner), `PUSH` (a gradient is in the
+    flat vector), `PULL` (copy the newest parameters to the flat vector).
 
     Args:
         place: place of the worker.
-        setting: setting of the worker; its flat vector is written when the worker asks, and only then.
+        setting: setting of the worker; its flat vector is written only when the worker waits for a reply.
 
     Attributes:
         place: place of the worker.
-        values: `(n,)`, the parameters.
-        ready: whether they are there.
-        optimizer: works on them.
-        staleness: number of averages that changed the parameters between their reading and the update, for
-            each gradient.
-        heard: the step that each partner was last heard to be in.
-        absent: partners that are lost.
-        stop: whether someone was asked to stop.
-        plan: plan of the worker's optimizer in the present step, where a user's own loop has changed it.
+        values: parameters, `(n,)`.
+        ready: whether the parameters are initialized.
+        optimizer: optimizer of the parameters.
+        staleness: number of gradients per staleness: averages between the reading of the parameters and the update.
+        heard: latest known step of each partner.
+        absent: failed partners.
+        stop: whether any worker has received a stop request.
+        plan: optimizer plan of the current step, where a user's own loop has changed it; else None.
     """
 
     def __init__(self, place: Place, setting: WorkerSetting) -> None:
@@ -185,11 +183,11 @@ class Keeper:
 
     @property
     def step(self) -> int:
-        """The step that its worker is in."""
+        """Current step of its worker."""
         return self._step
 
     def make_ready(self, step: int) -> None:
-        """Begin at a step with the parameters of the flat vector."""
+        """Start at a step with the parameters of the flat vector."""
         self.values.copy_(self._flat.vector)
         self._step = step
         self.ready = True
@@ -200,7 +198,7 @@ class Keeper:
             return self._take(source, message)
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Handle the loss of a worker; an open question to it will not be answered."""
+        """Handle the failure of a worker; a pending request to it is dropped."""
         with self._between_messages:
             self.absent.add(rank)
             if self._asked != rank:
@@ -209,12 +207,12 @@ class Keeper:
             return self._update_if_averaged()
 
     def copy(self) -> Tensor | None:
-        """Return the parameters between two messages, `(n,)`; None while there are none."""
+        """Return a copy of the parameters between two messages, `(n,)`; None before they are initialized."""
         with self._between_messages:
             return self.values.clone() if self.ready else None
 
     def answer(self, kind: Kind = Kind.PARAMETERS, step: int = 0) -> Reply:
-        """Return the answer that the worker waits for; its tensors need not travel."""
+        """Return the reply to the worker itself; it carries no tensors, which are in shared memory."""
         return self.place.rank, Message(kind, step=step, stop=self.stop, tag=ANSWER)
 
     def _take(self, source: int, message: Message) -> list[Reply]:
@@ -231,7 +229,7 @@ class Keeper:
         return [self.answer()]
 
     def _ask(self, step: int) -> list[Reply]:
-        """Send the parameters to a partner; they do not change before it has answered, or is lost."""
+        """Send the parameters to a partner; they do not change before it has answered or failed."""
         self._step = step
         self._asked = self.place.partner(step, self.absent)
         return [] if self._asked is None else [(self._asked, Message(Kind.VECTOR, self.values, step=step))]
@@ -256,7 +254,7 @@ class Keeper:
         return self._update_if_averaged()
 
     def _update_if_averaged(self) -> list[Reply]:
-        """Update, once there is a gradient and no average is pending before it."""
+        """Update, if there is a gradient and no average is pending."""
         push = self._push
         if push is None or self._asked is not None:
             return []
@@ -271,6 +269,6 @@ class Keeper:
         return [self.answer()]
 
     def _show(self) -> None:
-        """Let the network compute with the newest parameters."""
+        """Copy the newest parameters to the flat vector, with which the network computes."""
         self._flat.vector.copy_(self.values)
         self._read = self._averages

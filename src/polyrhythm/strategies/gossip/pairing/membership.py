@@ -1,7 +1,7 @@
-"""Membership of asynchronous workers: their common start, their return, and their common end.
+"""Membership of asynchronous workers: common start, replacements, common end.
 
-Rank 0 (`Host`) coordinates it; every other worker is a `Member`, and `KeeperSuccessor` is rank 0's
-replacement, which asks all others until it knows enough to be the host of the run in progress.
+Rank 0 (`Host`) is the coordinator; every other worker is a `Member`, and `KeeperSuccessor` is rank 0's replacement,
+which queries all others before it becomes the host of the run in progress.
 
     worker                     worker 0                    its partners
     JOIN ───────────────────▶  (waits for all living workers)
@@ -13,21 +13,21 @@ replacement, which asks all others until it knows enough to be the host of the r
       ◀───────────── LEAVE ──
     PARAMETERS ─────────────▶  the mean of all: the run's final model
 
-Until rank 0 sends `LEAVE`, all workers continue answering. Then all have taken their last step, so there are
-no more questions, and a replacement that arrives now is told to leave.
+Until rank 0 sends `LEAVE`, all workers answer requests. Then all have taken their last step, so there are no more
+requests, and a replacement that arrives now receives `LEAVE`.
 
-If rank 0 has a replacement when it is lost, the others keep their messages for it:
+If rank 0 fails and has a replacement, the others keep their messages for it:
 
     worker                     worker 0                    its replacement
     JOIN, EVENT, LEAVE ─────▶   ✝
     keeps it                                               (its loop starts)
       ◀────────────────────────────────────────── LEAD ──  to all
-    LEAD(the step last heard of) ─────────────────────────▶  (waits for all living workers)
-    what it kept ─────────────────────────────────────────▶
-      ◀────────────────────────────────────────── JOIN ──  to its partners: it starts from their mean, and lets
-    PARAMETERS ───────────────────────────────────────────▶  others in and out from then on
+    LEAD(last known step of rank 0) ──────────────────────▶  (waits for all living workers)
+    kept messages ────────────────────────────────────────▶
+      ◀────────────────────────────────────────── JOIN ──  to its partners: it starts from their mean, then admits
+    PARAMETERS ───────────────────────────────────────────▶  and releases the others
 
-A worker that has sent its model therefore continues answering until its process may end.
+So a worker that has sent its model answers requests until its process may end.
 """
 
 from __future__ import annotations
@@ -43,50 +43,50 @@ from polyrhythm.strategies.gossip.pairing.keeper import Keeper, Reply
 from polyrhythm.training.flat_parameters import FlatParameters
 
 KINDS = (Kind.JOIN, Kind.PARAMETERS, Kind.LEAVE, Kind.EVENT, Kind.LEAD)
-"""Kinds of these messages; all others are about parameters. `EVENT` forwards a request to stop."""
+"""Message kinds of the membership; the keeper handles all others. `EVENT` forwards a stop request."""
 
 
 class Standing(IntEnum):
-    """State of a worker, as it reports it to a new rank 0."""
+    """State of a worker, as reported to a new rank 0."""
 
-    OUTSIDE = 0  # it has not asked to be let in
-    ENTERING = 1  # a replacement that is about to begin
-    WAITING = 2  # as from the run's beginning, for the first parameters
-    RESUMED = 3  # the same, with parameters from a checkpoint
-    INSIDE = 4  # it has parameters, and has begun
+    OUTSIDE = 0  # it has not requested admission
+    ENTERING = 1  # replacement before its first step
+    WAITING = 2  # waits for the initial parameters of the run
+    RESUMED = 3  # the same, with the parameters of a checkpoint
+    INSIDE = 4  # it has parameters and takes steps
 
     @property
     def first(self) -> bool:
-        """Whether it waits as from the run's beginning."""
+        """Whether it waits for the start of the run."""
         return self in (Standing.WAITING, Standing.RESUMED)
 
     @property
     def has_parameters(self) -> bool:
-        """Whether it can send parameters to a worker that begins."""
+        """Whether it can send parameters to a joining worker."""
         return self in (Standing.RESUMED, Standing.INSIDE)
 
 
 class Membership(Protocol):
-    """Handles one worker's messages about membership: beginning, replacements, the end."""
+    """One worker's side of the membership: start, replacements, end."""
 
     @property
     def over(self) -> bool:
-        """Whether all is over, so that no message remains to be handled."""
+        """Whether no more messages have to be handled."""
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Process a message and return the replies."""
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Record that a worker is lost; return the replies."""
+        """Handle the failure of a worker and return the replies."""
 
 
 class Admission(NamedTuple):
-    """To a worker that asks to take part: parameters to begin with.
+    """Reply to a worker that requests admission.
 
     Attributes:
-        values: `(n,)`; None of a partner that has none.
-        step: the sender's own; if the worker succeeds another, the last one that this had begun, as the sender knows.
-        succeeds: whether the worker is a replacement; its partners may know more about its predecessor.
+        values: parameters, `(n,)`; None if the sender has none.
+        step: step of the sender; for a replacement, the latest step of its predecessor known to the sender.
+        succeeds: whether the receiver is a replacement; its partners may know a later step of its predecessor.
     """
 
     values: Tensor | None
@@ -94,22 +94,22 @@ class Admission(NamedTuple):
     succeeds: bool = False
 
     def message(self) -> Message:
-        """Pack it to be sent."""
+        """Return the message to send."""
         return Message(Kind.PARAMETERS, self.values, step=self.step, version=int(self.succeeds))
 
     @classmethod
     def of(cls, message: Message) -> Admission:
-        """Read what `message` packed."""
+        """Return the content of a message made by `message`."""
         return cls(message.tensor, message.step, bool(message.version))
 
 
 class Introduction(NamedTuple):
-    """To a new worker 0: how a worker stands, and what it knows.
+    """Report of a worker to a new worker 0.
 
     Attributes:
         standing: state of the worker.
-        heard: the last step of the lost worker 0 that it has heard of.
-        stop: whether the run has been asked to stop.
+        heard: latest step of the failed worker 0 known to the worker.
+        stop: whether the run has received a stop request.
     """
 
     standing: Standing
@@ -117,12 +117,12 @@ class Introduction(NamedTuple):
     stop: bool
 
     def message(self) -> Message:
-        """Pack it to be sent."""
+        """Return the message to send."""
         return Message(Kind.LEAD, version=self.standing, step=self.heard, stop=self.stop)
 
     @classmethod
     def of(cls, message: Message) -> Introduction:
-        """Read what `message` packed."""
+        """Return the content of a message made by `message`."""
         return cls(Standing(message.version), message.step, message.stop)
 
 
@@ -130,8 +130,8 @@ class Host:
     """Membership on worker 0; see `Membership`.
 
     Args:
-        keeper: keeper of its parameters.
-        flat: vector for the run's final model.
+        keeper: keeper of worker 0's parameters.
+        flat: flat vector, which holds the run's final model at the end.
     """
 
     def __init__(self, keeper: Keeper, flat: FlatParameters) -> None:
@@ -148,7 +148,7 @@ class Host:
         self._total = keeper.values
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Admit workers, pass a request to stop on, and collect models."""
+        """Admit workers, forward a stop request, and collect the final models."""
         if message.kind is Kind.EVENT:
             return self._stop()
         if message.kind is Kind.JOIN:
@@ -156,7 +156,7 @@ class Host:
         if message.kind is Kind.LEAVE:
             return self._leave(source)
         if message.kind is Kind.LEAD:
-            # Sent by a replacement that found the question in its inbox, and asks for admission.
+            # From a replacement that found the query in its inbox; its request for admission follows.
             return []
         assert message.tensor is not None, "who leaves gives its parameters"
         self._total.add_(message.tensor.to(self._total.device))
@@ -164,30 +164,30 @@ class Host:
         return self._end()
 
     def take_over(self, step: int, present: set[int], first: set[int]) -> list[Reply]:
-        """Continue a run that has begun, with the parameters of the flat vector.
+        """Continue a run in progress with the parameters of the flat vector.
 
         Args:
             step: step of its own worker.
-            present: ranks of the others that take part.
-            first: those of them that wait as from the run's beginning.
+            present: ranks of the other present workers.
+            first: ranks of those among them that wait for the start of the run.
         """
         self._begun = True
         self._present = {self._own, *present}
-        self._known = {*self._keeper.place.workers} - first  # partners may know more of any
+        self._known = {*self._keeper.place.workers} - first  # partners may know later steps of these
         self._keeper.make_ready(step)
         return [self._keeper.answer(step=step)]
 
     def begin_anew(self, present: set[int]) -> list[Reply]:
-        """Begin again a run that no remaining worker has begun.
+        """Start a run in which no remaining worker has taken a step.
 
         Args:
-            present: ranks of the others that take part.
+            present: ranks of the other present workers.
         """
         self._present = {self._own, *present}
         return self._join(self._own, 0)
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Stop waiting for it."""
+        """Stop waiting for a failed worker."""
         self._waiting.pop(rank, None)
         if rank not in self._gave:
             self._present.discard(rank)
@@ -219,7 +219,7 @@ class Host:
         self._begun = True
         self._known = set(self._waiting)
         self._keeper.make_ready(self._waiting[self._own])
-        self._keeper.heard.update(self._waiting)  # for replacements of workers that never send again
+        self._keeper.heard.update(self._waiting)  # for replacements of workers without a later message
         told = Admission(self._keeper.copy(), self._keeper.step).message()
         return [
             self._keeper.answer(step=self._keeper.step) if rank == self._own else (rank, told)
@@ -233,14 +233,14 @@ class Host:
         return [(rank, Message(Kind.EVENT, stop=True)) for rank in self._present - {self._own}]
 
     def _leave(self, rank: int) -> list[Reply]:
-        if self._ended:  # its own worker lets it go
+        if self._ended:  # its own worker ends it
             self.over |= rank == self._own
             return []
         self._left.add(rank)
         return self._close()
 
     def _close(self) -> list[Reply]:
-        """Once all have taken their last step, asks all for their models."""
+        """Once all have taken their last step, request their models."""
         if self._closing or not self._left >= self._present:
             return []
         self._closing = True
@@ -250,7 +250,7 @@ class Host:
         return asked or self._end()
 
     def _end(self) -> list[Reply]:
-        """Once all models are there, leaves their mean in the flat vector."""
+        """Once all models have arrived, write their mean to the flat vector."""
         if self._ended or not self._gave >= self._present:
             return []
         self._ended = True
@@ -262,11 +262,11 @@ class Member:
     """Membership of a worker other than 0; see `Membership`.
 
     Args:
-        keeper: keeper of its parameters.
-        flat: vector for the initial parameters.
-        resumed: whether they are in it already, from a checkpoint.
-        succeeds: whether it is the replacement of one that was lost.
-        host_returns: whether worker 0 has a replacement when it is lost.
+        keeper: keeper of the worker's parameters.
+        flat: flat vector, which receives the initial parameters.
+        resumed: whether it already holds the parameters of a checkpoint.
+        succeeds: whether the worker is the replacement of a failed one.
+        host_returns: whether worker 0 is replaced when it fails.
     """
 
     def __init__(
@@ -287,14 +287,14 @@ class Member:
         self._away = self._news = False
         self._succeeds = succeeds
         self._joins: Message | None = None
-        """First message of its own worker, as long as rank 0 has not answered."""
+        """First message of its own worker, until rank 0 has answered it."""
         self._came = self._stop_requested = self._left = self._released = False
         self._step = 0
         self._asked: set[int] = set()
         self._found: list[Tensor] = []
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Join, admit others, and leave."""
+        """Join, answer joining workers, and leave."""
         if source == self._keeper.place.rank:
             return self._say(message)
         if message.kind is Kind.LEAD:
@@ -308,10 +308,10 @@ class Member:
         return self._begin_with(source, message)
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Continue without a partner, and without worker 0 until its replacement speaks.
+        """Continue without a failed partner, or without worker 0 until its replacement sends `LEAD`.
 
         Raises:
-            PeerLost: worker 0 is gone, and has no replacement.
+            PeerLost: worker 0 failed, and has no replacement.
         """
         if rank != self._leader:
             return self._answered_by(rank)
@@ -321,11 +321,11 @@ class Member:
         return self._tell()
 
     def stay(self) -> None:
-        """Continue to answer although its worker has left, until that one leaves once more."""
+        """Continue to answer after its worker has left, until that worker sends another `LEAVE`."""
         self.over = False
 
     def _say(self, message: Message) -> list[Reply]:
-        """Forward its own worker's message, to the next worker 0 if this one is lost."""
+        """Forward a message of its own worker to worker 0, or later to its replacement."""
         if self._released:
             self.over = True
             return []
@@ -336,9 +336,9 @@ class Member:
         return self._tell() + ([] if self._away else [(self._leader, message)])
 
     def _tell(self) -> list[Reply]:
-        """Report each loss of worker 0 once to its own worker, if that one waits for an answer.
+        """Report each failure of worker 0 once to its own worker, if that worker waits for a reply.
 
-        So that it can also receive from a new rank 0, which may wait for its answer there.
+        The worker's control loop can then receive messages of a new rank 0, which may wait for it there.
         """
         waits = self._joins is not None or self._left
         if not (self._news and waits):
@@ -355,7 +355,7 @@ class Member:
         return Standing.RESUMED if self._resumed else Standing.WAITING
 
     def _introduce(self) -> list[Reply]:
-        """Send a new worker 0 what it must know, and what the last one may not have received."""
+        """Send a new worker 0 a report, and the messages that the failed one may not have received."""
         self._away = False
         keeper = self._keeper
         keeper.absent.discard(self._leader)
@@ -373,7 +373,7 @@ class Member:
         return [(rank, Admission(values, keeper.heard.get(rank, 0)).message())]
 
     def _begin_with(self, source: int, message: Message) -> list[Reply]:
-        """Process an answer to `JOIN`."""
+        """Process a reply to `JOIN`."""
         admission = Admission.of(message)
         if source != self._leader:
             self._step = max(self._step, admission.step)
@@ -381,11 +381,11 @@ class Member:
             return self._answered_by(source)
         joins, self._joins = self._joins, None
         if joins is None:
-            return []  # to a repeated message
+            return []  # reply to a repeated message
         assert admission.values is not None, "worker 0 has parameters"
         if not self._resumed:
             self._flat.vector.copy_(admission.values)
-        if not admission.succeeds:  # the step is rank 0's own, which its replacement may need
+        if not admission.succeeds:  # the step is rank 0's; its replacement may need it
             self._step, self._keeper.heard[self._leader] = joins.step, admission.step
             return self._begin()
         self._step = max(self._step, joins.step, admission.step)
@@ -423,14 +423,14 @@ class Member:
 
 
 class KeeperSuccessor:
-    """Asks all living workers, begins with the mean of its partners' parameters, and is the host from then on.
+    """Membership of worker 0's replacement: queries all workers, starts from their mean, then acts as the host.
 
-    It waits for all workers, since one that it does not know of would never be released. Messages of others
-    to their host wait in the meantime.
+    It waits for all living workers, since an unknown one would never be released. Their messages to the host are kept
+    until then.
 
     Args:
         keeper: keeper of its parameters.
-        flat: vector for the initial parameters, and for the run's final model.
+        flat: flat vector, which receives the initial parameters, and holds the run's final model at the end.
     """
 
     def __init__(self, keeper: Keeper, flat: FlatParameters) -> None:
@@ -449,11 +449,11 @@ class KeeperSuccessor:
 
     @property
     def over(self) -> bool:
-        """Whether no more messages follow."""
+        """Whether no more messages have to be handled."""
         return self._host.over
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Find out what there is, then do as the host does."""
+        """Collect reports and parameters; afterwards handle messages as the host."""
         if self._leads:
             return self._host.on_message(source, message)
         if source == self._keeper.place.rank:
@@ -466,7 +466,7 @@ class KeeperSuccessor:
         return []
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Stop waiting for it."""
+        """Stop waiting for a failed worker."""
         if self._leads:
             return self._host.on_loss(rank)
         for group in (self._awaited, self._present, self._giving, self._first, self._asked):
@@ -499,10 +499,10 @@ class KeeperSuccessor:
         return self._go_on()
 
     def _go_on(self) -> list[Reply]:
-        """Ask for parameters once all have answered, and lead once they have arrived.
+        """Request parameters once all workers have reported, and become the host once they have arrived.
 
         Raises:
-            PeerLost: no worker has any.
+            PeerLost: no worker has parameters.
         """
         if not self._called or self._awaited or self._asked:
             return []
@@ -510,7 +510,7 @@ class KeeperSuccessor:
             self._flat.vector.copy_(sum(self._found[1:], self._found[0]) / len(self._found))
             self._found = []
             return self._lead(self._host.take_over(self._step, self._present, self._first))
-        if self._first and not self._giving:  # its own parameters are those that the lost one began with
+        if self._first and not self._giving:  # its own initial parameters equal those of its predecessor
             return self._lead(self._host.begin_anew(self._present))
         self._asked = self._giving & {*self._keeper.place.partners} or set(self._giving)
         if not self._asked:
