@@ -2,7 +2,7 @@
 
     worker, in an exchange                      coordinator (worker 0)
       a member fails                              one fails, or a worker reports it, or a replacement waits
-      revoke ───────────────────────────────────▶ revoke ──────────▶ all others: whatever they wait for fails
+      revoke ───────────────────────────────────▶ revoke ──────────▶ all others: their pending operations fail
       StepBroken(view, report on the log) ──────▶ waits for this message from all present workers; `form`
       ◀──────────── membership view(workers, gives, hands, begins)
       a worker with the state ─▶ one that lacks it: parameters, the state of its part, its log
@@ -42,10 +42,10 @@ The coordinator (`RegroupCoordinator`) makes the next view when all present work
     replacement of a failed one ─▶ EnterWorker ────────────────┼─▶ pending members: all have answered ─▶ view
     worker has failed or left ─────────────────────────────────┘
 
-It does not wait for workers that have left or are about to. But a coordinator that has just started holds nothing,
-and at the very end no other worker may have it: so those that only wait for permission to leave take part once more.
-Such a coordinator knows of no view either. The messages that it receives are all addressed to it, so each is of the
-latest view that its worker took part in; the highest number counts.
+It does not wait for workers that have left or are about to leave. But a coordinator that has just started has no state,
+and at the end of a run all workers with the state may be about to leave: so workers that only wait for permission to
+leave take part once more. Such a coordinator knows no view either. All messages that it receives are addressed to it,
+so each is of the latest view in which its sender took part; the highest number is the current view.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ class RegroupControl(Protocol):
         """Set the object that regroups this worker while it waits for others in the control plane."""
 
     def await_leader(self, loss: PeerLost) -> bool:
-        """Wait for a new coordinator if it was the lost rank; return whether the run survives that."""
+        """Wait for a new coordinator if it was the failed rank; return whether the run survives that."""
 
     def call_due(self, number: int, step: int, *, wait: bool) -> bool:
         """Whether this worker must regroup before a step, since another waits for a view.
 
         Args:
-            number: number of the present view.
+            number: number of the current view.
             step: number of the step.
-            wait: whether regrouping before the following step would do as well.
+            wait: whether regrouping may be postponed by one step.
         """
 
     def next_view(self, word: StepBroken) -> MembershipView:
@@ -115,12 +115,12 @@ class Participant:
 
     Attributes:
         worker: index of the worker.
-        part: its side of the strategy.
-        flat: its parameters and gradients.
-        takes_place: called after each view with this worker's place among the members, and their number; it shares out
-            the data.
-        stands_in: called instead where a group regroups apart: with the absent workers of the group, this worker's
-            place among those present, and their number.
+        part: worker part of the strategy.
+        flat: parameters and gradients of the worker.
+        takes_place: callback after each view, with the index of this worker among the members, and their number; it
+            distributes the data.
+        stands_in: callback instead of `takes_place` where a group regroups apart, with the absent workers of the group,
+            the index of this worker among the present ones, and their number.
     """
 
     worker: int
@@ -142,7 +142,7 @@ class Regroup:
 
     Attributes:
         step: steps done by this worker; kept by its loop.
-        over: whether it has done all its steps.
+        over: whether this worker has done all its steps.
     """
 
     def __init__(
@@ -163,33 +163,33 @@ class Regroup:
         self._enters = False
         """Whether this worker has received a state, and takes part in no exchange of the others yet."""
         self._ended: PeerLost | None = None
-        """The loss that has ended a regrouping, which may have been inside an exchange."""
+        """Failure that ended a regrouping, possibly inside an exchange."""
         self._exchanger.recover, self._exchanger.calls = self.reform, self._calls
         if not world.rejoins:  # else this communicator is out of use
-            workers.revoke_without(LEADER)  # the coordinator would have passed a revocation on
+            workers.revoke_without(LEADER)  # the coordinator would have forwarded a revocation
 
     @property
     def leader(self) -> int:
-        """Generation of the coordinator that made the present view: the number of its predecessors."""
+        """Generation of the coordinator that made the current view: number of its predecessors."""
         return 0 if self._view is None else self._view.leader
 
     @property
     def number(self) -> int:
-        """Number of the present view, from 0."""
+        """Number of the current view, from 0."""
         return 0 if self._view is None else self._view.number
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Indices of the workers of the present view."""
+        """Indices of the workers of the current view."""
         return self._everyone if self._view is None else self._view.workers
 
     @property
     def workers(self) -> Communicator:
-        """Communicator of the present view's workers."""
+        """Communicator of the workers of the current view."""
         return self._workers
 
     def check(self, step: int) -> None:
-        """Note that a step is done; raise if a worker waits that must be let in before the next one.
+        """Record that a step is done; raise if a waiting worker must be admitted before the next one.
 
         Args:
             step: number of the next step.
@@ -203,7 +203,7 @@ class Regroup:
             raise PeerLost(self._world.network.rank, "letting a worker in")
 
     def recovers_from(self, loss: PeerLost) -> bool:
-        """Whether a loss is another one than that which has ended a regrouping."""
+        """Whether a failure is not the one that ended a regrouping."""
         return loss is not self._ended
 
     def reform(self) -> None:
@@ -211,7 +211,7 @@ class Regroup:
 
         Raises:
             PeerLost: a rank that the run needs has failed.
-            RunError: many attempts failed, and no worker was lost.
+            RunError: many attempts failed without a step in between.
         """
         while True:
             self._begin_attempt()
@@ -223,7 +223,7 @@ class Regroup:
                 return
 
     def enter(self) -> None:
-        """Enter the first view, as a replacement that has requested it, or as the coordinator.
+        """Enter a view for the first time, as a replacement that has requested it, or as the coordinator.
 
         Raises:
             PeerLost: a rank that the run needs has failed.
@@ -250,7 +250,7 @@ class Regroup:
         return True
 
     def _come_in(self) -> None:
-        """Take part in what the others exchange, if this worker has just taken a state over."""
+        """Take part in the pending exchange of the others, if this worker has just received a state."""
         joins, self._exchanger.joins = self._exchanger.joins, 0
         if self._enters:
             self._enters = False
@@ -266,7 +266,7 @@ class Regroup:
             raise
 
     def _calls(self) -> bool:
-        """Whether this worker leads, and a newcomer waits to be let in at an exchange."""
+        """Whether this worker is the coordinator, and a replacement waits to join at an exchange."""
         return (
             not self._exchanger.lets_in_between
             and self._world.leads
@@ -377,14 +377,14 @@ class GroupRegroup:
 
     @property
     def due(self) -> bool:
-        """Whether a member of the present view has failed, so that the others may wait for this worker."""
+        """Whether a member of the current view has failed, so that the others may wait for this worker."""
         if self.over:
             return False
         there = self._there
         return any(there is None or there.get(worker, lost) < lost for worker, lost in self._losses.items())
 
     def lose(self, worker: int, losses: int) -> None:
-        """Note that a worker of the same group has failed while this one waits elsewhere for others.
+        """Record that a worker of the same group has failed while this one waits elsewhere for others.
 
         Args:
             worker: index of the failed worker.
@@ -481,7 +481,7 @@ class RegroupCoordinator:
 
     Args:
         world: context of this rank.
-        strategy: strategy, whose fault policy decides whether others read the coordinator's messages between steps.
+        strategy: strategy; its fault policy determines whether workers read the coordinator's messages between steps.
         messages: messages between the coordinator and the workers.
 
     Attributes:
@@ -498,7 +498,7 @@ class RegroupCoordinator:
         self.left: set[int] = set()
 
     def call_due(self, number: int, step: int, *, wait: bool) -> bool:
-        """Whether a worker is admitted before this step, or the next: all are notified, so that none loses a step."""
+        """Whether a worker is admitted before this step; all workers are notified a step ahead, so none repeats one."""
         self._messages.read()
         if self.pending.broken_off:
             return True
@@ -511,7 +511,7 @@ class RegroupCoordinator:
         return self._called is not None and step >= self._called
 
     def next_view(self, word: StepBroken) -> MembershipView:
-        """Wait until all present workers have broken their step off, joined or left; send the members the new view."""
+        """Wait until all present workers have interrupted their step, joined or left; send the members the new view."""
         self._called = None
         awaited, called = self._staying, set[int]()
         if word.fresh:
@@ -565,8 +565,8 @@ class PendingMembers:
         generation: number of previous coordinators.
 
     Attributes:
-        view: present view.
-        called: whether the present view was made by this coordinator.
+        view: current view.
+        called: whether the current view was made by this coordinator.
     """
 
     def __init__(self, workers: int, generation: int = 0) -> None:
@@ -587,7 +587,7 @@ class PendingMembers:
         return not all(report.fresh for report in self._waiting.values())
 
     def on_message(self, worker: int, word: StepBroken) -> None:
-        """Note that a worker has broken a step off; its reports of earlier views are ignored from now on."""
+        """Record that a worker has interrupted a step; its reports of earlier views are ignored from now on."""
         if word.view is not None and word.number > self.view.number:
             self.view = word.view
         elif word.number < self.view.number and self.called and not word.fresh:
@@ -596,12 +596,12 @@ class PendingMembers:
         self._generations[worker] = word.generation
 
     def enter(self, worker: int, generation: int) -> None:
-        """Note that a replacement asks to take part."""
+        """Record that a replacement requests admission."""
         self._waiting[worker] = Report()
         self._generations[worker] = generation
 
     def lose(self, worker: int) -> None:
-        """Remove a worker."""
+        """Remove a failed worker."""
         self._waiting.pop(worker, None)
 
     def waits(self, worker: int) -> bool:
@@ -609,7 +609,7 @@ class PendingMembers:
         return worker in self._waiting
 
     def complete(self, awaited: Collection[int]) -> bool:
-        """Whether all of these wait; the coordinator sends itself no message."""
+        """Whether all `awaited` workers wait; the coordinator sends itself no message."""
         return all(worker in self._waiting for worker in awaited if worker != LEADER)
 
     def form(self, leader: Report, awaited: Collection[int]) -> MembershipView:

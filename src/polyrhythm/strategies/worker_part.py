@@ -458,7 +458,7 @@ class HoldsModel:
 
 
 class HearsOfStop:
-    """Base of a part that detects on joining, or in regrouping, that others have stopped."""
+    """Base of a part that detects, when joining or regrouping, that other workers have stopped."""
 
     @property
     def has_stopped(self) -> bool:
@@ -482,7 +482,7 @@ class Logged(HearsOfStop):
         raise NotImplementedError
 
     def enter(self, state: State, step: int) -> None:
-        """Begin like another worker, whose parameters and log are copied already.
+        """Start with a copy of another worker's state; its parameters and log are copied already.
 
         Args:
             state: result of that worker's `to_enter_with`.
@@ -491,7 +491,7 @@ class Logged(HearsOfStop):
         raise NotImplementedError
 
     def come_in(self, joins: int) -> None:
-        """Take part in an exchange of the others between two steps; called after `enter`, when the view is agreed.
+        """Take part in a pending exchange between two steps; called after `enter`, when the view is agreed.
 
         Args:
             joins: kind of the exchange; see `Entry.aside`.
@@ -506,7 +506,7 @@ class CommonStart(WorkerPart, Logged, Presents, HoldsModel):
         raise NotImplementedError
 
     def on_missed_mean(self, act: Callable[[Tensor], None]) -> None:
-        """Call `act` with the result of `common_model` that this worker has missed, before it begins anew with others.
+        """Call `act` with a result of `common_model` that this worker has missed, before it restarts with the others.
 
         Args:
             act: function that receives the mean, `(size,)`, and must not change it.
