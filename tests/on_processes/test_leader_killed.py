@@ -138,7 +138,7 @@ def test_if_all_are_killed_at_once_the_whole_run_starts_again(start: Starter) ->
     restarted = command.wait_for(lambda event: isinstance(event, Restarted))
     assert isinstance(restarted, Restarted)
     assert restarted.text.startswith(
-        "worker 0 (rank 0): all workers that held the parameters are lost, with worker 0; the run is started again "
+        "worker 0 (rank 0): all workers with the parameters have failed, including worker 0; the run is started again "
         "(restart 1 of 3) from its last checkpoint, epoch "
     )
     figures = command.result().figures

@@ -76,7 +76,7 @@ def test_worker_0_its_successors_and_others_die(undisturbed: list[Event], tmp_pa
     faults = [
         "kill(rank=1, at_s=3.30001, restart_after_s=0.1)",
         "kill(rank=0, at_s=3.3, restart_after_s=1)",  # whose successor musters one other, and a newcomer
-        "kill(rank=0, at_s=4.30003, restart_after_s=0.5)",  # in the middle of mustering
+        "kill(rank=0, at_s=4.30003, restart_after_s=0.5)",  # while workers are collected
         "kill(rank=0, at_s=7, restart_after_s=0)",
         "kill(rank=1, at_s=7.5, restart_after_s=0)",
     ]
@@ -172,7 +172,7 @@ def test_a_newcomer_is_let_in_when_its_leader_knows_what_nobody_trains() -> None
 def test_if_all_are_lost_the_run_ends_with_the_cause() -> None:
     faults = [f"kill(rank={rank}, at_s=5.5, restart_after_s=0.1)" for rank in range(WORKERS)]
     with pytest.raises(
-        RunError, match=r"^worker 0 was killed .* all workers that held the parameters are lost"
+        RunError, match=r"^worker 0 was killed .* all workers with the parameters have failed"
     ):
         events_of(job_of("synchronous"), *faults)
 

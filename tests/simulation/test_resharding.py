@@ -182,7 +182,7 @@ def test_local_steps_go_on_from_the_mean_of_all_models(tmp_path):
     ended = apart(job, [(second[len(once) :], 6)], 2, *means)
     assert torch.allclose(vector, torch.stack([model for model, _ in ended]).mean(0), atol=1e-6)
     assert notices(events)[-1].startswith(
-        "resumed with 2 workers in place of 3: all go on from the mean of 3 models and of their optimisers' momenta"
+        "resumed with 2 workers in place of 3: all continue from the mean of 3 models and of their optimizers' momenta"
     )
 
 

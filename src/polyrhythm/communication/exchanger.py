@@ -191,7 +191,7 @@ class Exchanger(Generic[_Sums]):
 
     def _waited(self, sums: _Sums, number: int) -> Result:
         wait, self._wait = self._wait, None
-        assert wait is not None, "it has begun, in every view anew"
+        assert wait is not None, "the exchange was started in this view"
         return wait()
 
     def sum(self, vector: Tensor) -> Tensor:

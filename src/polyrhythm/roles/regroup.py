@@ -200,7 +200,7 @@ class Regroup:
         self._attempts = 0
         if self._exchanger.lets_in_between and self._control.call_due(self.number, step, wait=True):
             self._agreed = not self._world.leads
-            raise PeerLost(self._world.network.rank, "letting a worker in")
+            raise PeerLost(self._world.network.rank, "admitting a worker")
 
     def recovers_from(self, loss: PeerLost) -> bool:
         """Whether a failure is not the one that ended a regrouping."""
@@ -217,7 +217,7 @@ class Regroup:
             self._begin_attempt()
             self._exchanger.break_off()
             if not self._exchanger.keeps and self.step != NOTHING_DONE:
-                self.step = self._exchanger.since  # a step whose exchanges are incomplete is repeated
+                self.step = self._exchanger.since  # a step with incomplete exchanges is repeated
             if self._took_place(self._next_view()):
                 self._come_in()
                 return
@@ -237,7 +237,7 @@ class Regroup:
         """Make all other workers leave the operation in which they wait."""
         self._attempts += 1
         if self._attempts > _MOST_ATTEMPTS:
-            raise RunError(f"workers have regrouped {_MOST_ATTEMPTS} times, and no step came of it")
+            raise RunError(f"workers have regrouped {_MOST_ATTEMPTS} times without completing a step")
         if not self._agreed:
             self._workers.revoke()
         self._agreed = False
@@ -410,7 +410,7 @@ class GroupRegroup:
         """
         self._attempts = 0
         if self._member.part.due:
-            raise PeerLost(self._world.network.rank, "letting a worker in")
+            raise PeerLost(self._world.network.rank, "admitting a worker")
 
     def reform(self) -> None:
         """Regroup with the present members of the group.
@@ -433,7 +433,7 @@ class GroupRegroup:
         while True:
             self._attempts += 1
             if self._attempts > _MOST_ATTEMPTS:
-                raise RunError(f"a group has regrouped {_MOST_ATTEMPTS} times, and no step came of it")
+                raise RunError(f"a group has regrouped {_MOST_ATTEMPTS} times without completing a step")
             try:
                 found = self._member.part.reassemble(enters=enters)
                 break
@@ -553,8 +553,8 @@ class NobodyLeft(PeerLost):
     """All ranks that held the run's parameters have failed."""
 
     def __init__(self) -> None:
-        super().__init__(LEADER, "mustering the workers")
-        self.args = ("all workers that held the parameters are lost, with worker 0",)
+        super().__init__(LEADER, "collecting the workers")
+        self.args = ("all workers with the parameters have failed, including worker 0",)
 
 
 class PendingMembers:

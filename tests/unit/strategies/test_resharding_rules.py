@@ -179,7 +179,7 @@ def test_rounds_go_on_from_the_mean_by_weight() -> None:
         assert torch.equal(tensors["beginning"], VECTOR)
         assert torch.equal(tensors["outer.buffer"], VECTOR)
         assert (facts["worker"], facts["weight"], facts["updated"], facts["apart"]) == (worker, 1.0, -1, True)
-    assert found.text.endswith("in the same round, with what the outer rule remembers")
+    assert found.text.endswith("in the same round, with the state of the outer rule")
 
 
 def test_gossip_begins_anew_at_the_mean_by_mass() -> None:
@@ -210,7 +210,7 @@ def test_pairs_count_who_told_nothing_as_far_as_worker_0() -> None:
     assert others.counted(known) == [5, 5, 4]
     found = others.merged(known, 2)
     assert torch.equal(found.held.parameters, VECTOR)
-    assert "; 1 had handed in none" in found.text
+    assert "; 1 sent none" in found.text
 
 
 def test_the_shared_vector_is_worker_0s_copy_with_its_counts() -> None:

@@ -89,7 +89,7 @@ class Hybrid(Strategy):
         use_it="convolutions followed by large fully connected layers (alexnet, deep_image), while 4bAN < M_fc",
     )
     why_not_compressed: ClassVar[str] = (
-        "its workers exchange activations, of which nothing can be made up for with the next batch: use "
+        "its workers exchange activations, and the next batch cannot correct their compression errors: use "
         "synchronous"
     )
 
@@ -106,7 +106,7 @@ class Hybrid(Strategy):
         return Traits(local_models=workers > 1, slices=workers, cuts_network=True, trunk=self.trunk)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        text = "all go on from worker 0's parameters, and layers are cut anew with their optimisers' states"
+        text = "all continue from worker 0's parameters, and layers and their optimizer states are cut again"
         return Resharding(after=after, text=text, workers=lambda held, step: _joined(held, after))
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
@@ -171,8 +171,8 @@ def check_elementwise(plan: OptimizerPlan, workers: int) -> None:
     """
     if workers > 1 and plan.kind in LAYERWISE:
         raise RequestError(
-            f"{plan.kind} looks at whole layers, and hybrid parallelism cuts them: use an optimiser that treats "
-            "every number alike, such as sgd or adam"
+            f"{plan.kind} looks at whole layers, and hybrid parallelism cuts them: use an elementwise "
+            "optimizer, such as sgd or adam"
         )
 
 

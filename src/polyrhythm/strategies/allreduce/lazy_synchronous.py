@@ -107,10 +107,10 @@ class LazySynchronous(Strategy, SizesBuckets):
         bytes_per_step="2M(N-1)/N",
         staleness="0",
         use_it="as synchronous, where the network takes longer than the backward pass; one more copy of the gradients",
-        when_a_worker_dies="the others regroup at each layer's last whole update and go on; a successor joins them",
+        when_a_worker_dies="the others regroup at each layer's last update and continue; a replacement joins them",
     )
     why_not_compressed: ClassVar[str] = (
-        "its pieces travel by their urgency, and what is compressed is a whole gradient: use synchronous"
+        "its pieces are sent in order of urgency, and compressors need whole gradients: use synchronous"
     )
 
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
@@ -247,7 +247,7 @@ class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
             views = [self._flat.views[at] for at in self._flat.buckets[bucket].parameters]
             name = next(view.name for view in views if bool(view.gradient.any()))
             raise RequestError(
-                f"lazy_synchronous: {name} was used without calling its module, before its update had come: call the "
+                f"lazy_synchronous: {name} was used without calling its module, before its update: call the "
                 "module, or use synchronous"
             )
         self._update(bucket)

@@ -84,8 +84,8 @@ class Synchronous(Compressible, SizesBuckets, AveragesGradients):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M(N-1)/N",
         staleness="0",
-        use_it="even machines on a good network; the same result as one large batch",
-        when_a_worker_dies="the others regroup at the last whole step and go on; a successor joins them",
+        use_it="equally fast machines on a fast network; the same result as one large batch",
+        when_a_worker_dies="the others regroup at the last whole step and continue; a replacement joins them",
     )
 
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
@@ -96,7 +96,7 @@ class Synchronous(Compressible, SizesBuckets, AveragesGradients):
         super().check(workers, plan)
         if self.compress is not None and self.transfer != "full":
             raise RequestError(
-                f"transfer={self.transfer} and compress={self.compress.name} say as what gradients travel: give one"
+                f"transfer={self.transfer} and compress={self.compress.name} both set the format of messages: give one"
             )
 
     def traits(self, workers: int) -> Traits:
@@ -248,9 +248,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
             self._means = self._contribution.new_empty(2, self._flat.size + len(self._flat.views))
 
     def update(self, learning_rate: float) -> None:
-        assert not isinstance(self._optimizer, BucketwiseUpdate), (
-            "an optimiser of the user's own takes the vector"
-        )
+        assert not isinstance(self._optimizer, BucketwiseUpdate), "the user's own optimizer takes the vector"
         self.averaged = 0
         if self._weight > 0:
             self._optimizer.step(self._flat.gradients, learning_rate)

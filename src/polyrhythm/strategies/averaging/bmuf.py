@@ -54,7 +54,7 @@ class BMUF(CompressedAveraging):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
-        use_it="as local SGD, with many workers: momentum makes up for what the mean smooths away",
+        use_it="as local SGD, with many workers: momentum compensates for the averaging",
         when_a_worker_dies=MEET_AGAIN,
     )
 

@@ -80,7 +80,7 @@ class DiLoCo(CompressedAveraging):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
-        use_it="machines far from each other, which can meet only every few hundred steps",
+        use_it="distant machines that can communicate only every few hundred steps",
         when_a_worker_dies=MEET_AGAIN,
     )
     plain_alone: ClassVar[bool] = False
@@ -132,14 +132,13 @@ class DiLoCo(CompressedAveraging):
         super().check(workers, plan)
         if self.steps % self.fragments:
             raise RequestError(
-                f"diloco: {self.fragments} fragments cannot take turns evenly in steps={self.steps}: make steps a "
-                "multiple of fragments"
+                f"diloco: steps={self.steps} is not a multiple of fragments={self.fragments}: make it one"
             )
         every = self.every
         if self.delay >= every:
             raise RequestError(
-                f"diloco: a fragment is due every {every} steps (steps over fragments), and a mean that takes "
-                f"delay={self.delay} would not be there by then: give delay at most {every - 1}"
+                f"diloco: a fragment is averaged every {every} steps (steps / fragments), and with delay={self.delay} "
+                f"its mean would arrive too late: give delay at most {every - 1}"
             )
 
     def check_model(self, flat: FlatParameters) -> None:
@@ -304,7 +303,7 @@ class CompressedFragmentMean(FragmentMean):
     ) -> None:
         from polyrhythm.strategies.compressed_mean import CompressedMean  # no other run pays for it
 
-        assert terms.compress is not None, "else a plain one is made"
+        assert terms.compress is not None, "else `FragmentMean` is used"
         super().__init__(workers, add_up, sum(layer.numel() for layer in layers))
         self._workers = workers
         model = nn.ParameterList(nn.Parameter(torch.zeros_like(layer)) for layer in layers)
@@ -454,7 +453,7 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
                                    w_i <- (1 - alpha) g + alpha w_i  w_i: its current value
 
         worker 0   step step step step │ step step step step │ step …        h = H / P steps from one fragment to the
-                           fragment 0 ▔▔▔          fragment 1 ▔▔▔            next: each of P comes once in H
+                           fragment 0 ▔▔▔          fragment 1 ▔▔▔            next: each of P once in H
 
     H = `steps`, P = `fragments`, tau = `delay`, alpha = `mixing`. With one fragment and neither delay nor mixing it is
     DiLoCo. Fragments are strided: layer i belongs to fragment i mod P. A model with fewer layers than fragments is cut
@@ -578,7 +577,7 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
 
     def come_in(self, joins: int) -> None:
         if self._enters_late:
-            assert self._sent is not None, "a mean is under way"
+            assert self._sent is not None, "a mean is pending"
             self._enters_late = False
             number, step = self._sent
             nothing = self._flat.vector.new_zeros(numbers_of(self._fragments[number]))

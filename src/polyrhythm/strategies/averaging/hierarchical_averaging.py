@@ -51,7 +51,7 @@ class HierarchicalAveraging(Averaging):
         when_a_worker_dies=MEET_AGAIN,
     )
     why_not_compressed: ClassVar[str] = (
-        "means of groups and of all would each keep back what the other needs: use local_sgd"
+        "the means of groups and of all would each keep compression errors that the other needs: use local_sgd"
     )
     output: ClassVar[GroupOutput] = GroupOutput.MODELS
 
@@ -74,8 +74,8 @@ class HierarchicalAveraging(Averaging):
             )
         if self.steps >= self.steps_between:
             raise RequestError(
-                f"hierarchical_averaging: groups meet every steps={self.steps} and all every steps_between="
-                f"{self.steps_between}, so groups never meet alone: give a larger steps_between, or use local_sgd"
+                f"hierarchical_averaging: groups average every steps={self.steps} and all every steps_between="
+                f"{self.steps_between}, so no mean is of a group alone: give a larger steps_between, or use local_sgd"
             )
 
     @property

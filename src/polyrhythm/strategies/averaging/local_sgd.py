@@ -42,7 +42,7 @@ class LocalSGD(CompressedAveraging):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
-        use_it="even machines on a slow network: H times less traffic than at every step",
+        use_it="equally fast machines on a slow network: H times less traffic than synchronous",
         when_a_worker_dies=MEET_AGAIN,
     )
     output: ClassVar[GroupOutput] = GroupOutput.MODELS

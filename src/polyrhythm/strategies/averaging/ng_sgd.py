@@ -56,7 +56,7 @@ class NGSGD(CompressedAveraging):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
-        use_it="as local SGD, where layers are badly scaled and rounds are long: natural steps keep models together",
+        use_it="as local SGD, where layers are badly scaled and rounds are long: natural gradients keep models close",
         when_a_worker_dies=MEET_AGAIN,
     )
     sums_gradients: ClassVar[bool] = True

@@ -38,11 +38,11 @@ class ParallelSGD(Averaging):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="0",
         staleness="0",
-        use_it="next to no network, and a model that is nearly convex; a baseline for everything else",
+        use_it="almost no network, and a nearly convex objective; a baseline for all other strategies",
         when_a_worker_dies=MEET_AGAIN,
     )
     why_not_compressed: ClassVar[str] = (
-        "models meet once, in the end, and what is left out then would never arrive: use local_sgd"
+        "models are averaged once, at the end, and compression errors would never be sent: use local_sgd"
     )
     sums_gradients: ClassVar[bool] = True
 

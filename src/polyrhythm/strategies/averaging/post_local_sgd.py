@@ -48,12 +48,12 @@ class PostLocalSGD(Averaging):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M(N-1)/N, later 2M(N-1)/(NH)",
         staleness="0",
-        use_it="as local SGD, where the model must be as good as that of small batches",
+        use_it="as local SGD, where accuracy must match that of small batches",
         when_a_worker_dies=MEET_AGAIN,
     )
     why_not_compressed: ClassVar[str] = (
-        "gradients travel at first and models later, and what is left out of one is none of the other: use "
-        "local_sgd"
+        "gradients are averaged at first and models later, and compression errors of one do not apply to the "
+        "other: use local_sgd"
     )
     sums_gradients: ClassVar[bool] = True
     local_steps: ClassVar[bool] = False
@@ -78,8 +78,8 @@ class PostLocalSGD(Averaging):
         if self.after < 1:
             if run_steps is None and self.after > 0:
                 raise RequestError(
-                    f"post_local_sgd: after={self.after:g} is a share of the run, whose length your own loop does not "
-                    "tell: give a number of steps, such as after=1000"
+                    f"post_local_sgd: after={self.after:g} is a share of the run, and the length of your own loop is "
+                    "unknown: give a number of steps, such as after=1000"
                 )
             return round(self.after * (run_steps or 0))
         if not self.after.is_integer():

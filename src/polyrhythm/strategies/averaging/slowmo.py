@@ -79,7 +79,7 @@ class SlowMo(CompressedAveraging, Remarks):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
-        use_it="as local SGD, where its model falls behind that of synchronous training",
+        use_it="as local SGD, where its accuracy falls behind synchronous training",
         when_a_worker_dies=MEET_AGAIN,
     )
     plain_alone: ClassVar[bool] = False
@@ -98,18 +98,18 @@ class SlowMo(CompressedAveraging, Remarks):
         self.base.check(workers)
         if self.compress is not None:
             raise RequestError(
-                f"slowmo: over base={self.base} it sends nothing of its own: leave compress out, or give it to a base "
+                f"slowmo: with base={self.base} it sends no vectors itself: leave compress out, or give it to a base "
                 "that can be compressed, such as d_psgd(compress=top_k)"
             )
         if not self.base.traits(workers).common_start:
             raise RequestError(
-                f"slowmo: base={self.base} cannot begin rounds anew at a common point: use base=sgp or base=d_psgd, "
+                f"slowmo: base={self.base} cannot start rounds at a common point: use base=sgp or base=d_psgd, "
                 "or leave base out for local steps"
             )
         if self.optimizer_state not in (None, "keep"):
             raise RequestError(
-                f"slowmo: optimizer_state={self.optimizer_state} has no meaning over base={self.base}, whose workers "
-                "keep theirs: leave it out"
+                f"slowmo: optimizer_state={self.optimizer_state} has no effect with base={self.base}, which keeps "
+                "the optimizer state: leave it out"
             )
 
     def remark(self, workers: int) -> str:
@@ -204,7 +204,7 @@ class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
 
     def __init__(self, base: WorkerPart, flat: FlatParameters, steps: int, outer: Outer) -> None:
         super().__init__()
-        assert isinstance(base, CommonStart), "its workers can begin anew at a common point"
+        assert isinstance(base, CommonStart), "the base can start at a common point"
         self._base = base
         self.exchanger = base.exchanger
         self._base.on_missed_mean(self._end_round)

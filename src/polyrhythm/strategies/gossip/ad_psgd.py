@@ -67,11 +67,11 @@ class ADPSGD(Strategy, Remarks):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="M",
         staleness="1",
-        use_it="uneven or slow machines that may be lost, on a slow network, and no server",
-        when_a_worker_dies="the others go on; a successor begins with the mean of its neighbours' parameters",
+        use_it="uneven, slow or unreliable machines on a slow network, without servers",
+        when_a_worker_dies="the others continue; a replacement starts from the mean of its neighbors' parameters",
     )
     why_not_compressed: ClassVar[str] = (
-        "pairs meet by chance, and each would have to know what all others take it to hold: use d_psgd"
+        "pairs are random, and each worker would need copies of all others: use d_psgd"
     )
 
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = Ring()
@@ -214,7 +214,7 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
         self._network.send(own, message)
         answer = self._network.receive(own, ANSWER)[1]
         if answer.kind is Kind.LEAD:
-            raise PeerLost(self._place.workers[0], "waiting for its word")
+            raise PeerLost(self._place.workers[0], "waiting for its reply")
         if answer.kind is Kind.LEAVE:
             self._serving.wait()  # raises the error of the background thread, if any
             raise PeerLost(self._place.workers[0], "joining a run that is ending")

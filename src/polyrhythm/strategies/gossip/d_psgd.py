@@ -70,7 +70,7 @@ class DPSGD(InTurns, Compressible):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M on a ring",
         staleness="0",
-        use_it="networks on which messages to all are slow: neighbours only, hidden behind the computation",
+        use_it="networks with slow all-to-all communication: messages to neighbors only, overlapped with computation",
         when_a_worker_dies=REUNITE,
     )
 
@@ -86,17 +86,17 @@ class DPSGD(InTurns, Compressible):
                 taken = shares.own + sum(shares.takes.values())
                 if abs(taken - 1) > 1e-6:
                     raise RequestError(
-                        f"d_psgd: what worker {worker} takes by topology {self.topology} adds up to {taken:g}, not 1, "
-                        f"so the mean would move: mend its weights, or use sgp(topology={self.topology})"
+                        f"d_psgd: the weights of worker {worker} in topology {self.topology} sum to {taken:g}, not 1, "
+                        f"so the mean would not be preserved: correct them, or use sgp(topology={self.topology})"
                     )
         if self.compress is None:
             if self.consensus is not None:
-                raise RequestError("consensus is how far compressed models are followed: give compress, too")
+                raise RequestError("consensus is the step size of compressed mixing: give compress, too")
             return
         if self.topology.period(workers) > 1:
             raise RequestError(
-                f"topology {self.topology} has other neighbours every turn, who would have to hear all that one sends "
-                "to know where it is: use topology=ring, or leave compress out"
+                f"topology {self.topology} changes neighbors every turn, and each would need all earlier messages of "
+                "a worker for its copy: use topology=ring, or leave compress out"
             )
         from polyrhythm.strategies.gossip.mixing.choco import check_choco  # no other run pays for it
 

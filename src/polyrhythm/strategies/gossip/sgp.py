@@ -62,12 +62,11 @@ class SGP(InTurns):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="M",
         staleness="0",
-        use_it="slow networks: one message of a worker a step, and still everybody's mean within a few",
+        use_it="slow networks: each worker sends one message per step, and reaches all others within a few steps",
         when_a_worker_dies=REUNITE,
     )
     why_not_compressed: ClassVar[str] = (
-        "the mass of what is pushed travels with it, and a part left out would be missing at one end: use "
-        "d_psgd"
+        "parameters are sent with their mass, and a compressed message would not preserve the sum: use d_psgd"
     )
 
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = OnePeerExponential()

@@ -90,7 +90,9 @@ def test_a_successor_goes_on_from_the_latest_view_that_anybody_took_part_in():
 def test_without_anybody_who_holds_something_there_is_nothing_to_go_on_with():
     made = PendingMembers(2, generation=1)
     made.enter(1, 1)
-    with pytest.raises(NobodyLeft, match=r"^all workers that held the parameters are lost, with worker 0$"):
+    with pytest.raises(
+        NobodyLeft, match=r"^all workers with the parameters have failed, including worker 0$"
+    ):
         made.form(NOTHING, {0, 1})
 
 

@@ -235,7 +235,7 @@ def test_a_mean_that_leaves_somebody_out_is_noticed(monkeypatch):
         ("diloco(outer=none)", 2, "diloco needs an outer optimizer: give outer=sgd"),
         ("diloco(outer=sdg)", 2, "unknown outer optimizer 'sdg'"),
         ("hierarchical_averaging(group=4)", 3, "group=4 is larger than all 3 workers: give a smaller group"),
-        ("hierarchical_averaging(steps=8)", 2, "groups never meet alone: give a larger steps_between"),
+        ("hierarchical_averaging(steps=8)", 2, "no mean is of a group alone: give a larger steps_between"),
         ("post_local_sgd(after=2.5)", 2, "neither a share of the run nor a whole number of steps"),
         ("bmuf(block_momentum=1)", 2, "block_momentum should be less than 1"),
         ("local_sgd(optimizer_state=forget)", 2, "should be 'keep', 'average' or 'reset'"),
@@ -249,6 +249,8 @@ def test_what_cannot_be_is_refused_in_one_line(spec, workers, words):
 
 
 def test_a_share_of_a_run_of_unknown_length_is_refused():
-    with pytest.raises(RequestError, match=r"after=0\.5 is a share of the run, whose length your own loop"):
+    with pytest.raises(
+        RequestError, match=r"after=0\.5 is a share of the run, and the length of your own loop"
+    ):
         strategy("post_local_sgd(after=0.5)").first_local_step(None)
     assert strategy("post_local_sgd(after=0)").first_local_step(None) == 0

@@ -114,13 +114,13 @@ def test_replicas_are_equal_at_the_end_of_every_round_whatever_goes_wrong():
     [
         (
             "slowmo(base=ad_psgd)",
-            "slowmo: base=ad_psgd cannot begin rounds anew at a common point: use base=sgp",
+            "slowmo: base=ad_psgd cannot start rounds at a common point: use base=sgp",
         ),
-        ("slowmo(base=parameter_server)", "cannot begin rounds anew"),
+        ("slowmo(base=parameter_server)", "cannot start rounds"),
         ("slowmo(base=local_sgd)", "or leave base out for local steps"),
         (
             "slowmo(base=sgp, optimizer_state=reset)",
-            "has no meaning over base=sgp, whose workers keep theirs",
+            "has no effect with base=sgp, which keeps the optimizer state",
         ),
         ("slowmo(base=sgp(topology=torus))", "torus"),
         ("slowmo(base=gossip)", "unknown base strategy 'gossip'"),

@@ -66,7 +66,7 @@ def test_weights_that_move_the_mean_are_refused_with_the_mend(tmp_path: Path) ->
     strategy = DPSGD(topology=File(path=str(path), directed=True))
     with pytest.raises(
         RequestError,
-        match=r"d_psgd: what worker 0 takes .* adds up to 0\.833333, not 1, .* use sgp\(topology=file\(",
+        match=r"d_psgd: the weights of worker 0 .* sum to 0\.833333, not 1, .* use sgp\(topology=file\(",
     ):
         strategy.check(3)
     build("strategy", f"sgp(topology=file(path='{path}', directed=True))", *FAMILIES).check(3)  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ from polyrhythm.strategies.strategy import GroupOutput, Strategy, Traits
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
-MEET_AGAIN = "the others finish the round, and the mean is theirs; a successor joins them there"
+MEET_AGAIN = "the others finish the round and average without it; a replacement joins at that mean"
 """Consequence of a worker's death."""
 
 
@@ -103,7 +103,7 @@ class CompressedAveraging(Averaging, Compressible):
         made = self.compress
         if made is not None and (made.votes or made.own_momentum or made.from_passes):
             raise RequestError(
-                f"{made.name} is made for gradients, and {self.name} sends what models have moved: use top_k, "
+                f"{made.name} is made for gradients, and {self.name} sends changes of models: use top_k, "
                 "power_sgd or int8"
             )
 
@@ -127,7 +127,7 @@ class CompressedAveraging(Averaging, Compressible):
 
 _OPTIMIZER, _OUTER = "optimizer.", "outer."
 _NEVER = -1
-_OUTER_TEXT = ", in the same round, with what the outer rule remembers"
+_OUTER_TEXT = ", in the same round, with the state of the outer rule"
 
 
 def of_rounds(after: int) -> Resharding:
@@ -148,7 +148,7 @@ def of_rounds(after: int) -> Resharding:
     )
     return Resharding(
         after=after,
-        text="all go on from the mean of {states} models and of their optimisers' momenta",
+        text="all continue from the mean of {states} models and of their optimizers' momenta",
         remark=lambda held: _OUTER_TEXT if _OUTER in held.workers[0][1] else "",
         workers=fields,
         weight="weight",

@@ -425,7 +425,7 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
 
         result = self.exchanger.exchange(run, aside=aside)
         self._heard |= result.stop
-        assert result.vector is not None, "some model counts"
+        assert result.vector is not None, "some model has a weight"
         return result.vector
 
     def _end_round(self) -> None:
@@ -440,7 +440,7 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
 
     def _meet_group(self) -> None:
         def run(_: ModelMean, number: int) -> Result:
-            assert self._of_group is not None, "a group that meets is there"
+            assert self._of_group is not None, "only workers with a group call it"
             return self._of_group.take(stop=False, weight=self._weight * self._part)
 
         mean = self.exchanger.exchange(run, apart=True)

@@ -39,13 +39,13 @@ def check_choco(compressor: Compressor) -> None:
     """Raise `RequestError` for a compressor with which copies would not converge to the parameters."""
     if compressor.votes or compressor.own_momentum or compressor.from_passes:
         raise RequestError(
-            f"{compressor.name} is made for gradients, and neighbours send what their models have moved: use top_k, "
+            f"{compressor.name} is made for gradients, and neighbors send changes of models: use top_k, "
             "power_sgd or int8"
         )
     if compressor.loud or share_kept(compressor) <= 0:
         raise RequestError(
-            f"{compressor}: what it leaves out of a model may be more than it sends, so copies of neighbours would "
-            "never come near them: use top_k, int8 or one_bit"
+            f"{compressor}: its error may exceed the vector that it encodes, so copies of neighbors would not "
+            "converge: use top_k, int8 or one_bit"
         )
 
 

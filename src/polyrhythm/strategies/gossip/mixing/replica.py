@@ -48,9 +48,7 @@ def of_replicas(
 
     def remark(held: Held) -> str:
         missing = 0 if together else len(held.steps) - len(held.workers)
-        return (
-            f"; {missing} had handed in none, and count as having come as far as worker 0" if missing else ""
-        )
+        return f"; {missing} sent none, and are assumed to be at the step of worker 0" if missing else ""
 
     fields = (
         StateField(name, merge, "run"),
@@ -59,7 +57,7 @@ def of_replicas(
     )
     return Resharding(
         after=after,
-        text="all begin anew at the mean of {states} models, with that of their optimisers' momenta",
+        text="all restart from the mean of {states} models and of their optimizers' momenta",
         remark=remark,
         workers=fields,
         count=lockstep if together else own_steps,

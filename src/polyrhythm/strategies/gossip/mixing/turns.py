@@ -86,7 +86,7 @@ class InTurns(Strategy, Remarks):
         return FaultPolicy.regrouping(workers)
 
 
-REUNITE = "the others begin anew at the mean of what they hold, with a matrix for their number; a successor joins them"
+REUNITE = "the others restart from the mean of their models, with a matrix for their number; a replacement joins them"
 """Consequence of a worker's death."""
 _NEVER = -1
 

@@ -238,7 +238,7 @@ class Keeper:
         self.heard[source] = message.step
         if not self.ready:
             return [(source, Averaged(self._step).message())]
-        assert message.tensor is not None, "who asks sends its parameters"
+        assert message.tensor is not None, "a request carries parameters"
         half = message.tensor.to(self.values.device).sub_(self.values).mul_(0.5)
         self.values.add_(half)
         self._averages += 1

@@ -158,7 +158,7 @@ class Host:
         if message.kind is Kind.LEAD:
             # From a replacement that found the query in its inbox; its request for admission follows.
             return []
-        assert message.tensor is not None, "who leaves gives its parameters"
+        assert message.tensor is not None, "a leaving worker sends its parameters"
         self._total.add_(message.tensor.to(self._total.device))
         self._gave.add(source)
         return self._end()
@@ -514,7 +514,7 @@ class KeeperSuccessor:
             return self._lead(self._host.begin_anew(self._present))
         self._asked = self._giving & {*self._keeper.place.partners} or set(self._giving)
         if not self._asked:
-            raise PeerLost(self._keeper.place.rank, "looking for somebody who has parameters")
+            raise PeerLost(self._keeper.place.rank, "looking for a worker with parameters")
         return [(rank, Message(Kind.JOIN)) for rank in sorted(self._asked)]
 
     def _lead(self, replies: list[Reply]) -> list[Reply]:

@@ -93,7 +93,7 @@ def test_where_nobody_has_parameters_any_more_the_run_ends_with_a_line(
     for rank in range(1 + len(standings), 3):
         membership.on_loss(rank)
     with pytest.raises(
-        PeerLost, match=r"rank 0 is gone \(noticed while looking for somebody who has parameters\)"
+        PeerLost, match=r"rank 0 is gone \(noticed while looking for a worker with parameters\)"
     ):
         membership.on_loss(3)
 
