@@ -522,7 +522,7 @@ def lhotse_1277() -> tuple[Any, Any]:
 
 @report("https://github.com/horovod/horovod/issues/2897")
 def horovod_2897() -> tuple[Any, Any]:
-    """An accuracy over labels of which some are ignored: workers count different numbers of them."""
+    """An accuracy with ignored labels: workers count different numbers of them."""
 
     def loop(group: Group, model: nn.Module, optimizer: Any) -> float:
         right = counted_labels = 0

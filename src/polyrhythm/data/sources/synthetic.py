@@ -1,7 +1,7 @@
-"""Synthetic images: noise around a pattern of each class, of any size and number, made when they are asked for.
+"""Synthetic images: noise added to one pattern per class, in any size and number, generated on access.
 
-For measuring speed without a disk, and for dry runs and simulations of networks without their data. An image
-depends on its number alone. Results on these images do not carry over to real ones.
+For measuring speed without a disk, and for dry runs and simulations without data. An image depends only on its index.
+Accuracies on these images do not carry over to real ones.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Synthetic(Config):
 
     Attributes:
         classes: number of classes; image i is of class i mod `classes`.
-        size: pixels a side.
-        channels: channels of an image.
-        train: images to learn from.
-        test: images to test on.
+        size: height and width of an image in pixels.
+        channels: number of channels of an image.
+        train: number of training images.
+        test: number of test images.
     """
 
     classes: int = Field(default=1000, ge=2)
@@ -33,7 +33,7 @@ class Synthetic(Config):
     test: int = Field(default=1_000, ge=1)
 
     def load(self) -> Dataset:
-        """Return the data; no image is made yet."""
+        """Return the data set; images are generated on access."""
         shape = self.channels, self.size, self.size
         names = tuple(f"class {number}" for number in range(self.classes))
         train = SyntheticSplit(self.train, self.classes, shape, "train")
@@ -43,13 +43,13 @@ class Synthetic(Config):
 
 
 class SyntheticSplit:
-    """Some of the generated images.
+    """One split of the generated images.
 
     Args:
         count: number of images.
         classes: number of classes.
-        shape: (C, H, W) of each.
-        part: name that distinguishes them from those of another split.
+        shape: shape of an image, (C, H, W).
+        part: name of the split, part of the seed.
     """
 
     def __init__(self, count: int, classes: int, shape: tuple[int, int, int], part: str) -> None:
