@@ -120,9 +120,9 @@ def test_the_consensus_step_is_smaller_the_less_travels_and_1_for_everything() -
     [
         ("d_psgd(compress=sign_sgd)", "made for gradients"),
         ("d_psgd(compress=dgc)", "made for gradients"),
-        ("d_psgd(compress=terngrad)", "may be more than it sends"),
-        ("d_psgd(compress=threshold)", "may be more than it sends"),
-        ("d_psgd(compress=random_k(scaled=True))", "may be more than it sends"),
+        ("d_psgd(compress=terngrad)", "its error may exceed"),
+        ("d_psgd(compress=threshold)", "its error may exceed"),
+        ("d_psgd(compress=random_k(scaled=True))", "its error may exceed"),
         ("d_psgd(compress=top_k, topology=one_peer_exponential)", "changes neighbors every turn"),
         ("d_psgd(consensus=0.5)", "give compress, too"),
     ],
