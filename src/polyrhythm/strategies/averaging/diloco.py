@@ -132,7 +132,7 @@ class DiLoCo(CompressedAveraging):
         super().check(workers, plan)
         if self.steps % self.fragments:
             raise RequestError(
-                f"diloco: {self.fragments} fragments do not divide steps={self.steps}: make steps a multiple of fragments"
+                f"diloco: steps={self.steps} is not divisible by {self.fragments} fragments: make steps a multiple of fragments"
             )
         every = self.every
         if self.delay >= every:
