@@ -73,4 +73,4 @@ def test_warps_that_leave_frames_are_named_with_the_scale_that_mends_it(options,
         assemble(configure(given | options), CheckpointConfig(checkpoints=0))
     said = [text for text in caplog.messages if "leave gray corners" in text]
     assert len(said) == (named is not None)
-    assert all(text.startswith(f"{named} the square") and "--scale 16 " in text for text in said)
+    assert all(text.startswith(f"{named} the center square") and "--scale 16 " in text for text in said)
