@@ -389,6 +389,12 @@ def test_plausible_facts_that_contradict_others_are_refused(
             "shards of its servers are not",
         ),
         ("ssp", "server.0.values", lambda it: it[:-1], "shards of its servers are not"),
+        ("local_sgd(steps=3)", "worker.1.part.vector", lambda it: it[:-1], "vector has the shape"),
+        ("bmuf(steps=3)", "worker.1.part.outer.model", lambda it: it.repeat(2), "outer.model has the shape"),
+        ("slowmo(steps=3)", "worker.1.part.outer.buffer", lambda it: it[1:], "outer.buffer has the shape"),
+        ("diloco(steps=2, fragments=2)", "worker.1.part.global", lambda it: it[1:], "global has the shape"),
+        ("d_psgd", "worker.1.part.parameters", lambda it: it[:1], "parameters has the shape"),
+        ("sgp", "worker.1.part.numerator", lambda it: it.view(1, -1), "numerator has the shape"),
     ],
 )
 def test_tensors_of_another_shape_are_refused(

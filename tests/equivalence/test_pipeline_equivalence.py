@@ -482,7 +482,7 @@ def test_what_it_cannot_do_is_refused_in_a_line() -> None:
         ("pipeline(replicas=[2, 1], schedule=zero_bubble)", 3, "use gpipe or one_forward_one_backward"),
         ("pipeline(replicas=[3, 1], microbatches=2)", 4, "ask for microbatches=3 at least"),
         ("pipeline(replicas=[2, 1], inside=local_sgd)", 3, "use inside=synchronous"),
-        ("pipeline(replicas=2, inside=hybrid)", 4, "copies of a stage must go in step"),
+        ("pipeline(replicas=2, inside=hybrid)", 4, "copies of a stage must be synchronous"),
         ("pipeline(replicas=2, inside=local_sgd, schedule=double_buffered)", 4, "use inside=synchronous"),
     ]:
         with pytest.raises(RequestError, match=words):

@@ -61,7 +61,8 @@ def test_training_in_step_ends_with_the_cause() -> None:
 )
 def test_a_death_that_nobody_is_left_to_miss_is_named(spec: str, workers: int, faults: str) -> None:
     with pytest.raises(
-        RunError, match=r"worker 0 was killed at 3\.5 s, and the run needs it: nobody is left"
+        RunError,
+        match=r"worker 0 was killed at 3\.5 s, and the run needs it: no rank remains that could end it",
     ):
         _train(spec, faults, workers)
 

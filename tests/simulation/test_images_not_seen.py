@@ -8,7 +8,7 @@ import pytest
 
 from conformance.jobs import batch, blobs, make_job, result_of, simulated
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.result import images_of_broken_rounds
+from polyrhythm.roles.result import images_of_lost
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import ConstantCluster, simulate_on
 from polyrhythm.strategies.compressed_mean import CompressedMean
@@ -116,4 +116,4 @@ def test_a_step_that_several_under_one_number_have_lost_counts_once() -> None:
     """Worker 1 and two successors of it are lost in a round of 8 steps, after 3, 4 and 6 of them."""
     job = make_job("local_sgd(steps=8)", 2, dataset=blobs(64), epochs=1)
     missed = [(3, 1), (4, 1), (6, 1)]
-    assert images_of_broken_rounds(job, missed, lambda steps: steps // 8) == 6 * 4
+    assert images_of_lost(job, missed, [(0, 3), (0, 4), (0, 6)]) == 6 * 4

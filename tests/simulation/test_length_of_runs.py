@@ -159,7 +159,7 @@ def test_updates_become_epochs(options, epochs, steps):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"updates": 10, "epochs": 2}, "both say how long"),
+        ({"updates": 10, "epochs": 2}, "both set the length"),
         ({"updates": 10, "batch_schedule": "step(at=[0.5])"}, "counts batches of one size"),
         (
             {"drop_last": True, "batch_size": 1000, "workers": 2},

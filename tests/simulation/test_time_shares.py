@@ -95,6 +95,6 @@ def test_nobody_who_goes_at_its_own_pace_waits_for_slower_workers(spec: str) -> 
 
 def test_a_dry_run_says_that_it_sends_nothing_that_depends_on_values() -> None:
     told = [event.text for event in events_of("gaia", FREE_LINKS, steps=2) if isinstance(event, Notice)]
-    assert any("depends on the gradients' values" in text for text in told)
+    assert any("depend on the gradients' values" in text for text in told)
     told = [event.text for event in events_of("ssp", FREE_LINKS, steps=2) if isinstance(event, Notice)]
     assert not any("values" in text for text in told)

@@ -94,7 +94,7 @@ def test_an_interrupted_first_run_is_the_last() -> None:
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"freeze_epochs": 2}, "says for how long, not what"),
+        ({"freeze_epochs": 2}, "is a duration, and nothing is frozen"),
         ({"freeze": "body", "freeze_epochs": 5}, "leaves none of 5 epochs"),
     ],
 )

@@ -31,4 +31,4 @@ def test_what_is_no_run_is_refused(tmp_path: Path, refused: Callable[..., str]) 
     assert "give the folder of a run" in refused("report", tmp_path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "plan.yaml").write_text("{}")
-    assert "is a comparison, whose report is there: --plots png" in refused("report", tmp_path)
+    assert "is a comparison and has its report: --plots png" in refused("report", tmp_path)

@@ -105,6 +105,7 @@ def test_it_leaves_what_train_leaves_and_a_timeline(
     assert figures["price"] == pytest.approx(3 * 0.19 * figures["seconds"] / 3600, rel=1e-12)
     last = json.loads((folder / "events.jsonl").read_text().splitlines()[-1])
     told = {"held_back": figures["held_back"], "stragglers": {}, "restarts": 0, "updates_lost": 0}
+    told |= {"images_unreadable": 0}
     told["sustained_images_per_s"] = pytest.approx(1438 / 8, rel=0.05)  # workers that are equally fast
     told["best"] = {"epoch": 1, "test_top1": figures["test_top1"]}
     assert {**last["result"], **told} == figures

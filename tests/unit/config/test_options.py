@@ -40,7 +40,7 @@ def test_averaging_passes_over_no_option(tmp_path: Path) -> None:
 
 def test_simulations_refuse_what_is_about_processes() -> None:
     refuse_real_only(["workers"])
-    with pytest.raises(RequestError, match="nobody joins them: leave --notice-s out"):
+    with pytest.raises(RequestError, match="workers cannot join them: leave --notice-s out"):
         refuse_real_only(["workers", "notice_s"])
 
 

@@ -45,7 +45,9 @@ def test_frozen_parts_of_a_fresh_network_are_named(options, warned, caplog):
     with caplog.at_level(logging.WARNING):
         assemble(configure({"data": "digits", "model": "mlp"} | options), CheckpointConfig(checkpoints=0))
     said = [
-        text for text in caplog.messages if "that nobody has trained at random numbers: give weights" in text
+        text
+        for text in caplog.messages
+        if "keeps untrained parts of a network at random values: give weights" in text
     ]
     assert len(said) == warned
     assert all(text.startswith(f"freeze {options['freeze']} keeps") and "\n" not in text for text in said)
@@ -69,6 +71,6 @@ def test_warps_that_leave_frames_are_named_with_the_scale_that_mends_it(options,
     given = {"data": str(tmp_path), "model": "mlp", "image_size": 14, "batch_size": 2}
     with caplog.at_level(logging.WARNING):
         assemble(configure(given | options), CheckpointConfig(checkpoints=0))
-    said = [text for text in caplog.messages if "leave grey corners" in text]
+    said = [text for text in caplog.messages if "leave gray corners" in text]
     assert len(said) == (named is not None)
-    assert all(text.startswith(f"{named} the square") and "--scale 16 " in text for text in said)
+    assert all(text.startswith(f"{named} the center square") and "--scale 16 " in text for text in said)

@@ -69,7 +69,7 @@ def test_a_share_of_the_cores_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_quota_of_cores", lambda: 1.5)
     found = doctor.cores(2)
     assert found.state == "limited"
-    assert "gets 1.5" in found.found
+    assert "1.5 of them" in found.found
     monkeypatch.setattr(doctor, "_quota_of_cores", lambda: None)
     assert doctor.cores(16).state == "ok"
     assert doctor.cores(17).state == "limited"

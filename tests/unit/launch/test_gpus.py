@@ -156,6 +156,6 @@ def test_a_worker_draws_from_the_generator_of_its_own_gpu(
     for name in ("Watchdog", "_setting", "use_threads", "keep_freed_memory"):
         monkeypatch.setattr(rank_of_a_run, name, lambda *_: nullcontext())
     monkeypatch.setattr(rank_of_a_run, "work", lambda *_: at_work.append(list(chosen)))
-    around: Any = SimpleNamespace(emit=None, stop=None, ledger=None)
+    around: Any = SimpleNamespace(emit=None, stop=None, ledger=None, guest=False)
     rank_of_a_run.run_rank(job, None, SimpleNamespace(generation=0), 1, around)  # type: ignore[arg-type]
     assert at_work == [current]

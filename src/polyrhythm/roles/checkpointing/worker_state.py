@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind
+from polyrhythm.errors import RequestError
 from polyrhythm.roles.control_messages import Account as Account
 from polyrhythm.roles.control_messages import ControlMessage, checked
 from polyrhythm.roles.replica import Replica
@@ -105,10 +107,29 @@ class WorkerState(ControlMessage):
                 if name in self.buffers:
                     value.copy_(self.buffers[name])
             replica.part.staleness.update({int(key): count for key, count in self.account.staleness.items()})
+            _check_models(self.part, replica.flat.vector)
             if self.part_facts or self.part:
                 replica.part.load_state((self.part, self.part_facts))
 
 
+def _check_models(tensors: Mapping[str, Tensor], vector: Tensor) -> None:
+    """Raise `RequestError` if a tensor that stands for the model's parameters has another shape than they have.
+
+    Args:
+        tensors: tensors of a worker's part.
+        vector: the parameters, `(size,)`.
+    """
+    for name, value in tensors.items():
+        if _MODEL.fullmatch(name) and value.shape != vector.shape:
+            raise RequestError(
+                f"the saved state of this worker does not fit this run ({name} has the shape {tuple(value.shape)}, and "
+                f"the parameters have {tuple(vector.shape)}): take another"
+            )
+
+
+_MODEL = re.compile(
+    r"(outer\.)?(vector|beginning|global|parameters|numerator|model|update|buffer)|arrived\.\d+|copies\.(own|common|\d+)"
+)
 _OF_PARTS: dict[str, Any] = {
     "apart": bool,
     "mass": float,

@@ -95,5 +95,5 @@ def test_it_lets_nobody_into_the_middle_of_an_epoch_but_into_every_later_one(
 
 
 def test_it_cannot_leave_out_what_no_shard_has_handed_out() -> None:
-    with pytest.raises(RunError, match=r"whose batches do not come from group\.shard"):
+    with pytest.raises(RunError, match=r"batches that group\.shard has not assigned"):
         Heir(UNKNOWN).come_in()

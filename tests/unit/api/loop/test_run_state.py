@@ -310,7 +310,7 @@ TORCHRUN = {
 @pytest.mark.parametrize(
     ("spec", "started", "line"),
     [
-        ("synchronous until 0.5; easgd", {}, "polyrhythm run and torchrun see to"),
+        ("synchronous until 0.5; easgd", {}, "with polyrhythm run or torchrun"),
         ("synchronous until top1=0.9; easgd", RUN, "write until 0.1, or until 3 epochs"),
         ("synchronous until 0.5; easdg", RUN, "did you mean easgd"),
         ("synchronous until 0.5; mixed(replicas=3)", RUN, "replicas"),

@@ -151,7 +151,7 @@ def test_files_of_one_size_are_told_apart_by_their_bytes(tmp_path: Path) -> None
         ("a.png,cat,1.5,,\n", "1 labels need as many confidences, from 0 to 1"),
         ("a.png,cat,,,exam\n", "split 'exam' is unknown"),
         ("", "lists no images"),
-        ("a.png,cat,,,train\nb.png,cat,,,\n", "of some images which split they are in, and not of others"),
+        ("a.png,cat,,,train\nb.png,cat,,,\n", "a split for some images, and none for others"),
     ],
 )
 def test_lines_that_make_no_sense_are_refused(tmp_path: Path, line: str, complaint: str) -> None:

@@ -259,7 +259,8 @@ def test_where_nobody_listens_one_is_asked_whether_the_run_is_under_way() -> Non
         holding.bind(("127.0.0.1", 0))
         port = holding.getsockname()[1]
         with pytest.raises(
-            RequestError, match=rf"cannot reach 127.0.0.1:{port} \(Connection refused\): is the run under way"
+            RequestError,
+            match=rf"cannot reach 127.0.0.1:{port} \(Connection refused\): is the run still active",
         ):
             JoinClient(Address("127.0.0.1", port), KEY)
 

@@ -76,7 +76,7 @@ def _assembled(model: Callable[[], nn.Module], **options: Any) -> None:
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"workers": 18, "batch_size": 4}])
 def test_where_all_batches_are_of_one_picture_the_run_is_refused(options: dict[str, int]) -> None:
     with pytest.raises(
-        RequestError, match=r"single picture.* ask for a larger batch_size, or for fewer workers"
+        RequestError, match=r"single image.* ask for a larger batch_size, or for fewer workers"
     ):
         _assembled(narrow, **options)
     _assembled(wide, **options)

@@ -203,8 +203,8 @@ class TestBackup:
         with pytest.raises(RunError) as error:
             server.on_loss(B)
         assert str(error.value) == (
-            "2 workers are lost (ranks 1, 2), and backup can spare 1: continue with --resume, or start anew with more "
-            "spare ones"
+            "2 workers are lost (ranks 1, 2), and backup can spare 1: continue with --resume, or start a new run with "
+            "more spare ones"
         )
 
     def test_a_successor_makes_good_for_a_loss(self):
