@@ -132,7 +132,8 @@ class DiLoCo(CompressedAveraging):
         super().check(workers, plan)
         if self.steps % self.fragments:
             raise RequestError(
-                f"diloco: steps={self.steps} is not divisible by {self.fragments} fragments: make steps a multiple of fragments"
+                f"diloco: steps={self.steps} is not divisible by fragments={self.fragments}: make steps a multiple of "
+                "fragments"
             )
         every = self.every
         if self.delay >= every:

@@ -233,7 +233,7 @@ class Host:
         return [(rank, Message(Kind.EVENT, stop=True)) for rank in self._present - {self._own}]
 
     def _leave(self, rank: int) -> list[Reply]:
-        if self._ended:  # its own worker ends it
+        if self._ended:  # a `LEAVE` of its own worker ends the host
             self.over |= rank == self._own
             return []
         self._left.add(rank)
