@@ -22,23 +22,23 @@ earlier views travels in each view, so any member of the latest view can pass it
 A worker other than the coordinator requests the next view from the coordinator, or from its replacement:
 
 worker                          coordinator   its replacement
-  StepBroken ────────────────────▶ dies
+  StepBroken ────────────────────▶ fails
   waits: no message of the old one is answered
   ◀─────────────────────────────────── EnterLeader
   StepBroken, with the broken view ────────▶ collects the pending members
 
-Where groups regroup apart (`GroupRegroup`), the remaining workers of a group continue with each other, and other
+Where groups regroup independently (`GroupRegroup`), the remaining workers of a group continue together, and other
 groups are not involved:
 
 member                                 server (`GroupServer`)
-a collective of the group fails        learns of the failure, or a replacement asks to be admitted
+a collective of the group fails        learns of the failure, or a replacement requests admission
 drops the interrupted step ──────────▶ waits for this message from all present members of the group
 ◀───────────────────────────────────── the members that continue together
 all: restart from the servers' state of the group
 
 The coordinator (`RegroupCoordinator`) makes the next view when all present workers have answered:
 
-    worker breaks a step off    ─▶ StepBroken(view, report)   ─┐
+    worker interrupts a step    ─▶ StepBroken(view, report)   ─┐
     replacement of a failed one ─▶ EnterWorker ────────────────┼─▶ pending members: all have answered ─▶ view
     worker has failed or left ─────────────────────────────────┘
 
@@ -119,8 +119,8 @@ class Participant:
         flat: parameters and gradients of the worker.
         takes_place: callback after each view, with the index of this worker among the members, and their number; it
             distributes the data.
-        stands_in: callback instead of `takes_place` where a group regroups apart, with the absent workers of the group,
-            the index of this worker among the present ones, and their number.
+        stands_in: callback instead of `takes_place` where a group regroups independently, with the absent workers of the
+            group, the index of this worker among the present ones, and their number.
     """
 
     worker: int
@@ -349,7 +349,7 @@ class GroupRegroup:
 
     Args:
         world: context of this rank.
-        faults: fault policy of the strategy, which regroups apart.
+        faults: fault policy of the strategy, with independent groups.
         member: state and callbacks of the worker.
 
     Attributes:

@@ -109,9 +109,9 @@ class BlockMomentum:
         """Replace the mean of all models in `vector` by the starting point of the next block, in place."""
         model, beginning, update = (self._state[name] for name in ("model", "beginning", "update"))
         before = model.clone()
-        # W(t-1) + z G + m D(t-1), written so that without momentum and with z = 1 it is the mean, bit for bit
+        # W(t-1) + z G + m D(t-1), as a `lerp`: with m = 0 and z = 1 it is the mean, bit for bit
         model.copy_(beginning.lerp(vector, self._block_lr))
-        if self._nesterov:  # S(t-1) = W(t-1) + m D(t-1) is where `lerp` began
+        if self._nesterov:  # S(t-1) = W(t-1) + m D(t-1) is the start of the `lerp`
             update.copy_(model).sub_(before)
             vector.copy_(model).add_(update, alpha=self._momentum)
         else:

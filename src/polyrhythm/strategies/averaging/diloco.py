@@ -3,7 +3,7 @@
 Douillard, Feng, Rusu, Chhaparia, Donchev et al., "DiLoCo: distributed low-communication training of language models",
 2023, arXiv 2311.08105.
 
-    d = w - mean_i w_i                            after H local steps that all began at w
+    d = w - mean_i w_i                            after H local steps from w on each worker
     v <- m * v + d;   w <- w - lr * (d + m * v)   outer SGD with Nesterov's momentum
 
 H = `steps`; lr and m are options of `outer`, which may be any optimizer. The inner optimizer is the run's own. Its
@@ -509,7 +509,7 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         self._done, self.exchanger.since = step, step - step % self._terms.every
         resumed, self._resumed = self._resumed, None
         if resumed is None:
-            self._begin()  # before anything can break
+            self._begin()  # before any exchange can fail
             self._workers.broadcast(self._flat.vector)
             self._begin()
         else:

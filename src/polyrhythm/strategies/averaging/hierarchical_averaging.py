@@ -67,7 +67,7 @@ class HierarchicalAveraging(Averaging):
             RequestError: the group size exceeds the number of workers, or groups average no more often than all do.
         """
         super().check(workers, plan)
-        if 1 < workers < self.group:  # one worker is a group of its own
+        if 1 < workers < self.group:  # a single worker is a complete group
             raise RequestError(
                 f"hierarchical_averaging: group={self.group} is larger than all {workers} workers: give a smaller "
                 "group, or use local_sgd"

@@ -224,7 +224,7 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
             self._flat.vector.copy_(self._resumed)
             self._resumed = None
         else:
-            if self._worker == 0:  # before anything can break
+            if self._worker == 0:  # before any exchange can fail
                 self._start_outer()
             self._workers.broadcast(self._flat.vector)
             if self._worker > 0:

@@ -8,7 +8,7 @@ which queries all others before it becomes the host of the run in progress.
       ◀──────── PARAMETERS ──
     …                                                                     a replacement's JOIN goes to its partners too,
     JOIN ───────────────────▶ ───▶ PARAMETERS   JOIN ──────────────────▶  and it starts from the mean of their
-      ◀─────────────────────────────────────────────────── PARAMETERS ──  parameters, at the step they last heard of
+      ◀─────────────────────────────────────────────────── PARAMETERS ──  parameters, at its last step known to them
     LEAVE ──────────────────▶  (waits for all living workers)
       ◀───────────── LEAVE ──
     PARAMETERS ─────────────▶  the mean of all: the run's final model
