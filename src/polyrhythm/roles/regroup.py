@@ -119,8 +119,8 @@ class Participant:
         flat: parameters and gradients of the worker.
         takes_place: callback after each view, with the index of this worker among the members, and their number; it
             distributes the data.
-        stands_in: callback instead of `takes_place` where a group regroups independently, with the absent workers of the
-            group, the index of this worker among the present ones, and their number.
+        stands_in: callback instead of `takes_place` where a group regroups independently, with the absent workers of
+            the group, the index of this worker among the present ones, and their number.
     """
 
     worker: int
