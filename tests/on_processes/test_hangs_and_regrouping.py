@@ -110,7 +110,7 @@ def test_a_stopped_worker_is_diagnosed_and_goes_on_when_it_is_continued(
         r"After \d+ s it is taken for lost, and the run continues without it$",
         text,
     ), text
-    assert float(re.findall(r"nothing for ([\d.]+) s", text)[0]) >= SILENCE_S
+    assert float(re.findall(r"silent for ([\d.]+) s", text)[0]) >= SILENCE_S
     result = result_of(events)
     assert (result["workers_lost"], result["steps"], result["images_not_seen"]) == (
         0,
