@@ -127,7 +127,7 @@ def test_worker_0_dies_while_it_tests(spec: str, tmp_path: Path) -> None:
     events: list[Event] = []
     with (
         mock.patch.object(CheckpointCollector, "evaluate", slowly),
-        pytest.raises(RunError, match="parameters are lost"),
+        pytest.raises(RunError, match="parameters have failed"),
     ):
         events_of(job, "kill(rank=0, at_s=4.3, restart_after_s=0.1)", *ends, heard=events)
     assert [event.epoch for event in of(Evaluated, events)] == [1]
