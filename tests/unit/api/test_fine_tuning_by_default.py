@@ -117,7 +117,7 @@ def test_the_head_alone_is_a_whole_run(pictures: Path, capsys: pytest.CaptureFix
     assert run.figures["fine_tuning"]["views"] == 2
     assert (out / "report.html").is_file()
     texts = [str(getattr(event, "text", "")) for event in read_events(run.folder / "events.jsonl")]
-    assert any("for the features of 42 pictures in 2 views each" in text for text in texts)
+    assert any("for the features of 42 images in 2 views each" in text for text in texts)
     say(run.folder, run.figures)  # as the command line does at its end
     assert "kept        the head on the frozen body\n" in capsys.readouterr().out
     again = polyrhythm.evaluate(out)

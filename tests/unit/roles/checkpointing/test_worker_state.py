@@ -38,7 +38,8 @@ def replica(part=None, seed=0):
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
     model[0].running_mean.copy_(torch.tensor([float(seed), 1.0]))
     model[0].num_batches_tracked.fill_(seed)
-    return SimpleNamespace(part=part or Part(), buffers=dict(model.named_buffers()), model=model)
+    flat = SimpleNamespace(vector=torch.zeros(6))
+    return SimpleNamespace(part=part or Part(), buffers=dict(model.named_buffers()), model=model, flat=flat)
 
 
 def account(worker=0):
