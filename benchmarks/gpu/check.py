@@ -347,7 +347,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{out} holds rows of another device or size: name another folder with --out", file=sys.stderr)
         return 2
     try:
-        here = apart(machine, (chosen.device,), 90.0)
+        here = apart(machine, (chosen.device,), 140.0)
     except (TimeoutError, ChildProcessError) as error:
         here = {"impossible": f"the GPU does not answer: {error}"}
     results.add(call=results.calls + 1, began=_now(), device=chosen.device, quick=chosen.quick, machine=here)
