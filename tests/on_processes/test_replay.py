@@ -190,7 +190,7 @@ def test_a_resumed_run_is_refused(runs: Runs, tmp_path: Path) -> None:
         ({"ranks": {"9": Arrivals().to_json()}}, "is damaged (there are ranks 0 to 4"),
         (
             {"job": {"strategy": "synchronous"}},
-            "was recorded with strategy synchronous, its config.yaml says",
+            "was recorded with strategy synchronous, its config.yaml has",
         ),
     ],
 )

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 pytest.importorskip("nbformat")
+pytestmark = pytest.mark.timeout(600)  # a page's commands, one after the other
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 

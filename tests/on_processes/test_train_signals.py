@@ -165,7 +165,7 @@ def test_a_folder_that_vanishes_under_a_run_is_made_again(how: str, start: Start
         lambda: (command.run / "checkpoints").is_dir() and checkpoints(command.run / "checkpoints"), "one"
     )
     if "checkpoints" not in how:
-        command.wait_for(lambda event: isinstance(event, Notice) and "it is made again" in event.text)
+        command.wait_for(lambda event: isinstance(event, Notice) and "it is created again" in event.text)
     command.process.terminate()
     assert command.result().status == 130
     events = read_events(command.run / "events.jsonl")
