@@ -123,7 +123,7 @@ def split_outside(text: str, separator: str) -> list[str]:
 
 
 class Config(BaseModel):
-    """The keys of a choice: frozen, keyword-only, validated once. Subclasses add fields and behaviour."""
+    """The keys of a choice: frozen, keyword-only, validated once. Subclasses add fields and behavior."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 

@@ -70,6 +70,7 @@ def complaint(trial: Trial, kill: Kill) -> str:
     return ""
 
 
+@pytest.mark.timeout(900)  # a thousand runs, where all tests are run
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_run_goes_on_wherever_a_worker_dies(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trial, arrivals, delivered = trial_of(spec), set[float](), Watch.delivered

@@ -127,7 +127,7 @@ def test_a_neighbour_that_is_left_out_is_found(kind: Any, spec: str) -> None:
     take_step = kind.gradients_ready
 
     def forgetful(part: Any, step: Any, learning_rate: float) -> bool:
-        if step.number == 3 and part._workers.rank == 2:
+        if step.number == 3 and part.exchanger.workers.rank == 2:
             part._flat.gradients.zero_()
         return bool(take_step(part, step, learning_rate))
 

@@ -2,7 +2,7 @@
 
 E. Cubuk, B. Zoph, D. Mane, V. Vasudevan, Q. Le, "AutoAugment", CVPR 2019, arXiv:1805.09501, for the
 operations.
-Geometric ones sample by nearest neighbour, about the image's center, and leave black outside; so do torchvision's.
+Geometric ones sample by nearest neighbor, about the image's center, and leave black outside; so do torchvision's.
 """
 
 from __future__ import annotations

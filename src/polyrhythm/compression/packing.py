@@ -3,7 +3,7 @@
     codes of 3 bits     a0 a1 a2  b0 b1 b2  c0 c1 c2 …        a0 the lowest bit of the first code
     bytes               a0 a1 a2 b0 b1 b2 c0 c1 | c2 …        a0 the lowest bit of the first byte
 
-Eight codes of any width fill whole bytes, so eight are packed at once in a word of 64 bits, in which neighbours are
+Eight codes of any width fill whole bytes, so eight are packed at once in a word of 64 bits, in which neighbors are
 joined three times:
 
     0000aaa 0000bbb 0000ccc …  ─▶  00000000bbbaaa …  ─▶  …  ─▶  hhhgggfffeeedddcccbbbaaa

@@ -478,10 +478,10 @@ def epochs_of(config: RunConfig, dataset: Dataset, strategy: Strategy) -> int:
 
 
 def optimizer_from(config: RunConfig, strategy: Strategy) -> OptimizerConfig:
-    """Return the optimiser that a configuration asks for, or the default one of its strategy.
+    """Return the optimizer that a configuration asks for, or the default one of its strategy.
 
     Raises:
-        RequestError: there is no such optimiser.
+        RequestError: there is no such optimizer.
     """
     chosen = default_optimizer(strategy, config.workers) if config.optimizer is None else config.optimizer
     made = _made("optimizer", chosen, *OPTIMIZERS)

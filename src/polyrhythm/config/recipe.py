@@ -136,14 +136,14 @@ def configure(*layers: Mapping[str, object]) -> RunConfig:
         if any(layer.get(key) is not None for key in _HOW_LONG):
             merged = {key: value for key, value in merged.items() if key not in _HOW_LONG}
         merged |= layer
-    # Pretrained weights are useless with pixels normalised otherwise, so they decide unless the user does.
+    # Pretrained weights are useless with pixels normalized otherwise, so they decide unless the user does.
     if merged.get("pixels") is None and (wanted := _pixels_for(merged.get("weights"))) is not None:
         merged["pixels"] = wanted
     return validated("the run", RunConfig, merged)
 
 
 def _pixels_for(weights: Any) -> Any:
-    """Return the pixel normalisation that weights were trained with; None if it is not recorded."""
+    """Return the pixel normalization that weights were trained with; None if it is not recorded."""
     if not isinstance(weights, str):
         return None
     path = Path(weights) / CONFIG_FILE

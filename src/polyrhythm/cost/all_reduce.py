@@ -249,6 +249,6 @@ def direct(slice_bytes: Sequence[int], rank: int) -> Sent:
 
 
 def segmented_chain(ranks: int, rank: int, payload: Payload, segments: int) -> Sent:
-    """Every segment to one neighbour, and later to the other."""
+    """Every segment to one neighbor, and later to the other."""
     neighbours = (rank > 0) + (rank < ranks - 1)
     return Sent(segments, payload.nbytes) * neighbours

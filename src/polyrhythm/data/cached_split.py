@@ -13,11 +13,11 @@ the same bytes there.
 
 What is kept of an image is its decoded bytes, which are normalized a batch at a time:
 
-    file ── decode, scale ──▶ bytes ── normalise ──▶ numbers
+    file ── decode, scale ──▶ bytes ── normalize ──▶ numbers
                                │
                      kept here: on disk (`decoded_files`), in memory or on the GPU (`cached_split`)
 
-Bytes take a quarter of the memory of float32, and normalising them takes a hundredth of the time of decoding. The
+Bytes take a quarter of the memory of float32, and normalizing them takes a hundredth of the time of decoding. The
 limit of a cache is a size, or a share of the free memory.
 """
 

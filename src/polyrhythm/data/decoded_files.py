@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class DecodedFiles:
-    """Labelled image files, read from the stored bytes in `folder`; see `Decoding`."""
+    """Labeled image files, read from the stored bytes in `folder`; see `Decoding`."""
 
     def __init__(self, files: ImageFileSplit, folder: Path) -> None:
         self.source = files

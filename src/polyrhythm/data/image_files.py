@@ -123,7 +123,7 @@ class PictureSource(Config):
 
 
 class ImageFileSplit:
-    """Labelled image files, decoded a batch at a time by as many threads as torch may use.
+    """Labeled image files, decoded a batch at a time by as many threads as torch may use.
 
     Every method raises `RequestError` for a file that cannot be read, `UnreadableFiles` where it may be left out.
 

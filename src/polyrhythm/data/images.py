@@ -160,7 +160,7 @@ Pixels = Literal["imagenet", "centred"]
 
 @dataclass(frozen=True)
 class Normalization:
-    """Normalisation of bytes by mean and standard deviation of every channel, both in bytes."""
+    """Normalization of bytes by mean and standard deviation of every channel, both in bytes."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]

@@ -2,7 +2,7 @@
 
 Training uses a random window, everything else the one in the center.
 
-    image ── decode once, centre square scaled to the scale ─▶ scale by scale ─▶ a window of the network's size
+    image ── decode once, center square scaled to the scale ─▶ scale by scale ─▶ a window of the network's size
 
 R. Wu and others, "Deep Image", 2015, arXiv:1501.02876, sections 4.1 and 4.2: images of 256 and of 512
 pixels, and windows of 224 inside. The square is decoded to the same bytes in every epoch, so a cache may hold

@@ -72,7 +72,7 @@ class Reading:
 
 
 class ShardSplit:
-    """Labelled images inside tar shards; `skipped` are the bad records met so far, with their reasons."""
+    """Labeled images inside tar shards; `skipped` are the bad records met so far, with their reasons."""
 
     def __init__(
         self, shards: Sequence[Path], records: Sequence[Record], labels: Tensor, reading: Reading

@@ -26,7 +26,7 @@ ICLR 2019, arXiv:1903.12261 (ImageNet-C), with its names and severities. For eve
 
 Departures from ImageNet-C: lengths are fractions of the shorter side, so that small images suffer as large ones
 do. The disc of the defocus has a rim that is soft by one pixel and no further smoothing. Glass blur reads every
-place near itself instead of swapping neighbours one after the other, which no batch can do. Frost is drawn instead
+place near itself instead of swapping neighbors one after the other, which no batch can do. Frost is drawn instead
 of cut from five photographs. Elastic transform has the constants of C. Michaelis et al., "Benchmarking robustness
 in object detection", arXiv:1907.07484, for images of 224 pixels, and no affine transform before.
 `benchmarks/corruptions` holds all fifteen next to their package, `imagecorruptions`.

@@ -83,7 +83,7 @@ def greedy_selection(probabilities: Tensor, labels: Tensor, most: int = 50) -> l
 
 
 def _score(total: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return accuracy and mean log-likelihood of the labels for unnormalised probabilities (n, classes)."""
+    """Return accuracy and mean log-likelihood of the labels for unnormalized probabilities (n, classes)."""
     right = (total.argmax(1) == labels).double().mean()
     likely = total.gather(1, labels[:, None]).squeeze(1) / total.sum(1)
     return float(right), float(likely.clamp_min(_SMALLEST).double().log().mean())

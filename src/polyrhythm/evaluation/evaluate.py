@@ -29,7 +29,7 @@ class ClassResult:
     """Accuracy of one class.
 
     Attributes:
-        recall: fraction of its images that are recognised; 0 if there are none.
+        recall: fraction of its images that are recognized; 0 if there are none.
         precision: fraction of the images predicted as this class that belong to it; 0 if none was predicted.
     """
 

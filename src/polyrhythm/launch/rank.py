@@ -52,7 +52,7 @@ def run_rank(
     emit = around.emit
     home, network = connect(rendezvous)
     if around.guest:  # before it takes part: synchronous workers would regroup with it again and again
-        home.check_ways()
+        home.check_reachable()
     home.most_bytes = job.most_message_bytes
     home.patience_s = max(
         home.patience_s, LOST_AFTER * job.fault_tolerance.silence_s

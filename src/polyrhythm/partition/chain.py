@@ -342,7 +342,7 @@ class Chain:
 
 
 class Stage:
-    """Neighbouring pieces of a network.
+    """Neighboring pieces of a network.
 
     Args:
         module: maps its values to the next ones, as tuples.

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class _Layer:
-    """A normalising layer, what it has seen of the present batch, and what it is tested by."""
+    """A normalizing layer, what it has seen of the present batch, and what it is tested by."""
 
     def __init__(self, layer: _BatchNorm) -> None:
         self.layer = layer
@@ -34,7 +34,7 @@ class _Layer:
         """Let a pass write the statistics of its own values elsewhere."""
         layer = self.layer
         values = inputs[0].numel() // inputs[0].shape[1]
-        # One number has no variance; such a layer normalises by its running statistics.
+        # One number has no variance; such a layer normalizes by its running statistics.
         if not (statistics.diverts and layer.training and values > 1):
             return
         assert layer.running_mean is not None

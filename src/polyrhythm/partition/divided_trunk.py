@@ -526,7 +526,7 @@ class TrunkPass:
     def _normalised(
         self, layer: nn.BatchNorm2d, own: Tensor, shape: tuple[int, ...]
     ) -> tuple[Tensor, Backward]:
-        """Normalise by the statistics of all rows, which the workers add up."""
+        """Normalize by the statistics of all rows, which the workers add up."""
         count, channels = sum(self._counts) * shape[1] * shape[2], (1, -1, 1, 1)
         if count < 2:
             raise RequestError("batch normalisation of a single value has no variance: take larger batches")

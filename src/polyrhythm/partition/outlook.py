@@ -343,7 +343,7 @@ def _of_programme(pieces: Sequence[PieceSize], workers: int, work: Work, pace: P
 
 
 _PROGRAMME_LAYERS = 24
-"""To which neighbouring layers are put together, since the programme takes the square of them."""
+"""To which neighboring layers are put together, since the programme takes the square of them."""
 
 
 def _joined(layers: Sequence[LayerCost], most: int) -> list[LayerCost]:
@@ -380,7 +380,7 @@ def _first_guesses(pieces: Sequence[PieceSize], stages: int, work: Work, pace: P
 
 
 def _descend(bounds: Bounds, cost: Callable[[Bounds], tuple[float, int]]) -> None:
-    """Move cuts, neighbours together, as long as that gains."""
+    """Move cuts, neighbors together, as long as that gains."""
     best = cost(bounds)
     moves = [
         (first, last, by)
@@ -391,7 +391,7 @@ def _descend(bounds: Bounds, cost: Callable[[Bounds], tuple[float, int]]) -> Non
     moved = True
     while moved:
         moved = False
-        for first, last, by in moves:  # neighbouring cuts together
+        for first, last, by in moves:  # neighboring cuts together
             tried = tuple(cut + by * (first <= number <= last) for number, cut in enumerate(bounds))
             if list(tried) == sorted(set(tried)) and tried[0] == 0 and cost(tried) < best:
                 bounds, best, moved = tried, cost(tried), True

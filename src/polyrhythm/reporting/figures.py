@@ -459,7 +459,7 @@ class Series:
 
 
 def grouped(stretches: list[Stretch], size: int) -> list[Stretch]:
-    """Merge every `size` neighbours into one stretch; the last group may hold fewer."""
+    """Merge every `size` neighbors into one stretch; the last group may hold fewer."""
     return [merged(*stretches[start : start + size]) for start in range(0, len(stretches), size)]
 
 
@@ -543,7 +543,7 @@ _MOST_NOISE = 512
 
 
 def _in_pairs(measured: Sequence[NoiseMeasured]) -> list[NoiseMeasured]:
-    """Add every two neighbours up; of an odd number the last stays."""
+    """Add every two neighbors up; of an odd number the last stays."""
     pairs = [
         replace(
             later,

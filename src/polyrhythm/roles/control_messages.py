@@ -39,9 +39,6 @@ from polyrhythm.events import Event, from_json
 WELCOME_TAG, VIEW_TAG, LEADER_TAG, CALL_TAG = 1, 2, 3, 4
 """Tags of messages to a worker: its welcome, a view, announcements of coordinator and departure, a call to regroup."""
 
-NOTHING_DONE = -1
-"""Steps, and meetings, of a worker that holds no parameters yet."""
-
 
 class ControlMessage:
     """Base of the frozen dataclasses: their layout on the wire.

@@ -55,12 +55,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.communication.log import Report, Result, form
+from polyrhythm.communication.log import NO_STATE, Report, Result, form
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.member_collectives import UNKNOWN_RANK
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.roles.control_messages import (
-    NOTHING_DONE,
     ControlMessage,
     EnterLeader,
     Handover,
@@ -148,7 +147,7 @@ class Regroup:
     def __init__(
         self, world: World, control: RegroupControl, member: Participant, workers: Communicator, part: Logged
     ) -> None:
-        self.step = NOTHING_DONE
+        self.step = NO_STATE
         self.over = False
         self._world = world
         self._control = control
@@ -216,7 +215,7 @@ class Regroup:
         while True:
             self._begin_attempt()
             self._exchanger.break_off()
-            if not self._exchanger.keeps and self.step != NOTHING_DONE:
+            if not self._exchanger.keeps and self.step != NO_STATE:
                 self.step = self._exchanger.since  # a step with incomplete exchanges is repeated
             if self._took_place(self._next_view()):
                 self._come_in()
@@ -276,7 +275,7 @@ class Regroup:
     @property
     def _word(self) -> StepBroken:
         report, log = Report(), self._exchanger.log
-        if self.step != NOTHING_DONE:
+        if self.step != NO_STATE:
             report = Report(
                 steps=self.step,
                 merged=log.merged,
@@ -359,7 +358,7 @@ class GroupRegroup:
     """
 
     def __init__(self, world: World, faults: FaultPolicy, member: Participant) -> None:
-        self.step = NOTHING_DONE
+        self.step = NO_STATE
         self.over = False
         self.number = 0
         self._world = world

@@ -80,7 +80,7 @@ def serve(
     on_message, on_loss = _handlers(part, world)
     bytes_sent, traffic = 0, network.traffic
     looked_at = now()
-    # Not `while not part.done`: Python 3.11 specialises a function that is called once only at a `while True`.
+    # Not `while not part.done`: Python 3.11 specializes a function that is called once only at a `while True`.
     while True:
         if part.done:
             break

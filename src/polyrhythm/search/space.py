@@ -61,7 +61,7 @@ class Values:
         return rng.choice(self.values)
 
     def near(self, value: Any, rng: Random) -> Any:
-        """Return a neighbour of a value in the list; numbers and texts alike."""
+        """Return a neighbor of a value in the list; numbers and texts alike."""
         if len(self.values) == 1:
             return value
         place = self.values.index(value)

@@ -55,7 +55,7 @@ def simulate_on(
     stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> None:
-    """Train with real gradients in virtual time on a modelled cluster.
+    """Train with real gradients in virtual time on a modeled cluster.
 
     Args:
         layout: the cluster, and which rank is on which of its hosts.
@@ -124,7 +124,7 @@ def simulate_dry_on(
     stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> None:
-    """Run a dry run on a modelled cluster, with its faults; arguments and errors are those of `simulate_on`."""
+    """Run a dry run on a modeled cluster, with its faults; arguments and errors are those of `simulate_on`."""
     seed, faults = dry_run.seed, layout.cluster.faults
     program = program_of(dry_run, faultless=not faults)
     run = modelled_run(layout, program, emit, seed=seed, stop=stop, timeline=timeline)

@@ -408,7 +408,7 @@ def modelled_run(
     stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> SimulatedRun:
-    """Return a run on a modelled cluster.
+    """Return a run on a modeled cluster.
 
     Args:
         layout: the cluster, and which rank is on which of its hosts.

@@ -1,7 +1,7 @@
 """Common parts of strategies with a `compress` key: the key, and the unsupported combinations.
 
-Norms of whole layers are those of true gradients, so optimisers that take them (LARS, LAMB) are refused; so is a
-compressor's momentum on top of the optimiser's.
+Norms of whole layers are those of true gradients, so optimizers that take them (LARS, LAMB) are refused; so is a
+compressor's momentum on top of the optimizer's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Compressible(Strategy):
 
 
 def check_compression(compressor: Compressor | None, plan: OptimizerPlan | None) -> None:
-    """Refuse an optimiser that cannot follow compressed gradients.
+    """Refuse an optimizer that cannot follow compressed gradients.
 
     Args:
         compressor: compressor of the gradients.

@@ -104,7 +104,7 @@ class Span:
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Make one span of neighbours with the same options."""
+    """Make one span of neighbors with the same options."""
     whole: list[Span] = []
     for span in spans:
         if whole and whole[-1].stop == span.start and whole[-1].options == span.options:

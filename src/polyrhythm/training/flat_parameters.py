@@ -43,7 +43,7 @@ FIRST_BUCKET_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Bucket:
-    """A run of neighbouring parameters.
+    """A run of neighboring parameters.
 
     Attributes:
         start: start of its first number in the vector.

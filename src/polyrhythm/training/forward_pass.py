@@ -23,7 +23,7 @@ again.
 
 Batches of a single image, for which batch normalization may have no statistics:
 
-    layer                 sees of one image     normalises it in training by
+    layer                 sees of one image     normalizes it in training by
     BatchNorm2d, 7 x 7    49 numbers a channel    their mean and variance, as ever
     BatchNorm2d, 1 x 1    one number a channel    its running statistics, which stay as they are
     BatchNorm1d           one number a channel    the same

@@ -1,7 +1,7 @@
 """Multinomial logistic regression on features, for the last layer of a network with a frozen backbone.
 
 D. Cox, "The regression analysis of binary sequences", JRSS B 20, 1958; D. Böhning, "Multinomial logistic regression
-algorithm", Annals of the Institute of Statistical Mathematics 44, 1992. Minimised by L-BFGS (D. Liu, J. Nocedal,
+algorithm", Annals of the Institute of Statistical Mathematics 44, 1992. Minimized by L-BFGS (D. Liu, J. Nocedal,
 Mathematical Programming 45, 1989), over features of mean 0 and, all together, of mean square 1. They share
 one scale, since features that hardly vary in the training images carry little information about others, and
 would get weights so large that the next step of training breaks the network:

@@ -35,7 +35,7 @@ class PieceSize:
         operations: floating-point operations of the forward pass of one image.
         outputs: numbers of each value that is passed to later pieces, of one image.
         kept: numbers that its backward pass needs, of one image.
-        normalises: whether it has layers that normalize by the statistics of a batch.
+        normalizes: whether it has layers that normalize by the statistics of a batch.
     """
 
     name: str

@@ -253,7 +253,7 @@ def _held(parameters: Sequence[nn.Parameter], like: Tensor) -> nn.Module:
 
 
 def _slices(views: Sequence[View]) -> list[slice]:
-    """Return the pieces of the vector that these parameters are, neighbours together."""
+    """Return the pieces of the vector that these parameters are, neighbors together."""
     found: list[slice] = []
     for view in sorted(views, key=lambda view: view.start):
         if found and found[-1].stop == view.start:

@@ -252,7 +252,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"param group {self._lead} has learning rate 0 and another has not, so their ratio is unknown: make "
                 "the scheduler after group.distribute"
             )
-        # A scheduler of the user's own optimiser watches whether that one steps, and would warn that it does not.
+        # A scheduler of the user's own optimizer watches whether that one steps, and would warn that it does not.
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

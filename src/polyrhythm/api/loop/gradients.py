@@ -123,7 +123,7 @@ class Gradients:
         self._flat.without_gradient = tuple(missing)
 
     def zero(self, *, to_none: bool) -> None:
-        """Set all gradients to zero that the optimiser knows.
+        """Set all gradients to zero that the optimizer knows.
 
         Args:
             to_none: whether they are None to it until there are others; False undoes that for those that are zero.
@@ -162,7 +162,7 @@ class Gradients:
         )
 
     def keep_left(self) -> None:
-        """Keep those that the optimiser does not know until the next `zero`: an exchange in between ends with zeros."""
+        """Keep those that the optimizer does not know until the next `zero`: an exchange in between ends with zeros."""
         if self._left:
             self._flat.gather_gradients()
             views = self._flat.views

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all workers, for models of a user's own that hold `nn.SyncBatchNorm`.
+"""Batch normalization over the batches of all workers, for models of a user's own that hold `nn.SyncBatchNorm`.
 
 torch's layer uses a process group of its own, and only on GPUs; without one it silently uses the statistics of
 its own batch. In a synchronous loop with one model it uses the workers of the run instead, as it does

@@ -1,4 +1,4 @@
-"""Colour casting: images under light of another color.
+"""Color casting: images under light of another color.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
 section 4.1.

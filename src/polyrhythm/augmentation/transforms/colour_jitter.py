@@ -1,4 +1,4 @@
-"""Colour jitter: brightness, contrast, saturation and hue of every image change by factors of its own.
+"""Color jitter: brightness, contrast, saturation and hue of every image change by factors of its own.
 
 Paper: A. Howard, "Some improvements on deep convolutional neural network based image classification", 2013,
 arXiv:1312.5402; the operations are torchvision's.

@@ -11,7 +11,7 @@ and so the same choice. It is made for every size, assumes equal links, and weig
 messages: `library` has no formula, and `two_level` needs the hosts. Ranks that regroup do not measure again,
 since that may take longer than the next of them lives: figures that any of them has count for all.
 
-To measure the links, neighbours play ping-pong, first 0 with 1, 2 with 3 and so on, then 1 with 2, …:
+To measure the links, neighbors play ping-pong, first 0 with 1, 2 with 3 and so on, then 1 with 2, …:
 
     empty   an empty message there, one back           2 (L + o + β H)
     burst   k empty messages in a row, then one back   2 (L + o + β H) + (k-1) (o + β H)

@@ -1,4 +1,4 @@
-"""Direct reduce-scatter and all-gather, the "butterfly synchronisation" of Deep Image.
+"""Direct reduce-scatter and all-gather, the "butterfly synchronization" of Deep Image.
 
 Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.1.
 

@@ -6,7 +6,7 @@ Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workst
     gather    N-1 times:  send slice (r-t) mod N to r+1,    overwrite slice (r-1-t) mod N
 
 r is this rank, t counts the rounds from 0. Slice k sets out at rank k+1 and is whole at rank k.
-Each rank talks to its neighbours only and sends `2 M (N-1)/N` bytes, the least that any algorithm can.
+Each rank talks to its neighbors only and sends `2 M (N-1)/N` bytes, the least that any algorithm can.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, pr
     reduce      N-1 ─▶ … ─▶ 1 ─▶ 0      every rank adds its own and passes on, segment after segment
     broadcast   N-1 ◀─ … ◀─ 1 ◀─ 0
 
-S = segments. Neighbour traffic only, all of it in one direction at a time. Each segment is added up in one order, from
+S = segments. Neighbor traffic only, all of it in one direction at a time. Each segment is added up in one order, from
 the last rank to the first, and copied, so all ranks get the same bits.
 """
 

@@ -8,7 +8,7 @@ MLSys 2019; the 2D ring of Jia et al., arXiv 1807.11205 (2018).
     inside     all-gather
 
 p = group. Between hosts a rank sends p times less than in one large ring, and a host as much as one rank would. Ranks
-of a host must be neighbours. Where the last group is smaller, its members hold several shards each.
+of a host must be neighbors. Where the last group is smaller, its members hold several shards each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from polyrhythm.specs import chosen
 
 
 class TwoLevel(MessageCollective):
-    """Groups of neighbouring ranks reduce to shards, shards are summed between groups, and gathered again.
+    """Groups of neighboring ranks reduce to shards, shards are summed between groups, and gathered again.
 
     Attributes:
         group: ranks of a host; the last group may have fewer.

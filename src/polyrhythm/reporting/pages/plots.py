@@ -105,7 +105,7 @@ def plots(figures: RunFigures) -> list[Plot]:
 
 
 def color(index: int, of: int) -> str:
-    """Return the colour of line `index` out of `of`."""
+    """Return the color of line `index` out of `of`."""
     if of <= len(_PALETTE):
         return _PALETTE[index]
     return f"hsl({360 * index // of}, 55%, 55%)"

@@ -147,7 +147,6 @@ class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
     def __init__(self, setting: WorkerSetting, collective: Collective, piece_bytes: int) -> None:
         super().__init__()
         flat = setting.flat
-        self._workers = setting.workers
         self._flat = flat
         mean = LateMean(setting.workers, flat, collective, piece_bytes)
         self.exchanger = Exchanger(setting.workers, mean, setting.joined)
@@ -161,7 +160,7 @@ class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
 
     def start(self, step: int) -> int:
         self.exchanger.since = step
-        self._workers.broadcast(self._flat.vector)
+        self.exchanger.workers.broadcast(self._flat.vector)
         self.exchanger.prepare()
         return step
 

@@ -132,7 +132,7 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
 
     def start(self, step: int) -> int:
         if not self._resumed:
-            self._workers.broadcast(self._flat.vector)
+            self.exchanger.workers.broadcast(self._flat.vector)
             if self._copies is not None:
                 self._copies.begin_at(self._flat.vector)
         self._done = step
@@ -193,11 +193,11 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
             return
         sent = self._flat.vector
         if self._copies is not None:
-            sent = self._copies.encode(sent, step, self._workers.rank)
+            sent = self._copies.encode(sent, step, self.exchanger.workers.rank)
         message = self._ending.tell(Message(Kind.VECTOR, sent, step=step))
         self._sends = []
         for to in self._turns.shares(step).gives:
-            self._sends.append(self._workers.start_send(to, message))
+            self._sends.append(self.exchanger.workers.start_send(to, message))
 
     def _mix(self, step: int) -> None:
         """Mix with the neighbors' parameters; nothing changes before all have arrived."""
@@ -220,7 +220,7 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
 
     def _receive(self, source: int) -> Tensor:
         """Return a neighbor's parameters of this step; the neighbor is at most one step ahead."""
-        message = self._workers.receive(source)[1]
+        message = self.exchanger.workers.receive(source)[1]
         self._ending.hear(message)
         assert message.tensor is not None, "gossip carries parameters"
         return message.tensor if self._copies is not None else message.tensor.to(self._flat.vector.device)

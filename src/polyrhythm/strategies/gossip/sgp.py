@@ -106,7 +106,7 @@ class SGPWorker(TurnsWorker):
     def start(self, step: int) -> int:
         if not self._resumed:
             self._numerator.copy_(self._flat.vector)  # initial values, before any exchange can fail
-            self._workers.broadcast(self._flat.vector)
+            self.exchanger.workers.broadcast(self._flat.vector)
             self._numerator.copy_(self._flat.vector)
         self._done = step
         return step
@@ -182,7 +182,7 @@ class SGPWorker(TurnsWorker):
             self._receive()
         shares = self._turns.shares(step)
         for to, weight in shares.gives.items():
-            self._pushes.append(self._workers.start_send(to, self._part(weight, step)))
+            self._pushes.append(self.exchanger.workers.start_send(to, self._part(weight, step)))
         self._expected += shares.takes
         if not self._overlap:
             self._receive()
@@ -198,7 +198,7 @@ class SGPWorker(TurnsWorker):
     def _receive(self) -> None:
         """Wait for messages to this worker; a stop request in them is forwarded with its next messages."""
         for source in self._expected:
-            message = self._workers.receive(source)[1]
+            message = self.exchanger.workers.receive(source)[1]
             self._ending.hear(message)
             self._arrived.append(message)
         self._expected = []

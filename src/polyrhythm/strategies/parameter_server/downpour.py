@@ -19,7 +19,7 @@ Departure from the paper: the rest of the sum is pushed at the end.
 
 Messages, and when they travel:
 
-    worker ── PUSH(sum of gradients) ─▶ server: optimiser step, version + 1         no answer
+    worker ── PUSH(sum of gradients) ─▶ server: optimizer step, version + 1         no answer
            ── FETCH ─▶  ◀─ PARAMETERS ──                                            while the worker computes
 
     step s-1               step s                                         step s+1

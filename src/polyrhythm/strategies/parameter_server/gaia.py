@@ -175,7 +175,7 @@ class SiteMap:
     """The ranks of all sites.
 
     Attributes:
-        members: ranks of every site's workers, neighbours; a site may have none.
+        members: ranks of every site's workers, neighbors; a site may have none.
         servers: ranks of every site's servers, in the order of their shards.
     """
 
@@ -269,7 +269,7 @@ class SiteGate(SynchronousGate):
 class SiteRule(OptimizedRule):
     """A site's copy of a shard, and the changes that it sends to other sites.
 
-        workers of the site ── PUSH ─▶ held until all are there ─▶ optimiser step: w += u, U += u
+        workers of the site ── PUSH ─▶ held until all are there ─▶ optimizer step: w += u, U += u
         other sites         ◀─ significant part of U ─────┘      ─▶ w += what they send
         workers of the site ◀─ PARAMETERS ── unless another site is too many rounds behind,
                                              or has announced a large packet

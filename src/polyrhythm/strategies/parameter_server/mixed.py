@@ -12,7 +12,7 @@ itself, with the user's optimizer, and w' = w + (its model - the model that it h
 
 Departures from the paper:
 
-- The paper's group is one node with 4 GPUs. Here it is R neighbouring workers, wherever they run.
+- The paper's group is one node with 4 GPUs. Here it is R neighboring workers, wherever they run.
 - Any consistency and merge rule may be chosen between groups. The paper has the asynchronous and the plain
   one.
 """

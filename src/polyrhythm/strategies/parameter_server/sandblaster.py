@@ -476,7 +476,7 @@ _S, _Y, _LINE, _PRODUCTS = "pair.s.", "pair.y.", "line.", "pair.products"
 class Curvature:
     """The pairs and the line of one shard.
 
-        batch k      gradient at w_k        ─▶ a trial: the optimiser steps along r
+        batch k      gradient at w_k        ─▶ a trial: the optimizer steps along r
         batch k + 1  gradient at the trial  ─▶ slopes: good enough, or a better multiple of the same step ─▶ …
         then         (s, y) = (w - w_k, g - g_k) is kept if s'y > 0, and the next direction begins here
 

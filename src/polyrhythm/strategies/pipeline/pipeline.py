@@ -19,7 +19,7 @@ parameters, of its own stages only. The network is whole on rank 0 alone, from `
 epoch, to the next step: it tests and saves it, and has memory for all parameters in the meantime. Other
 workers never have more of it than shapes. Images are read by the first stage, labels by all.
 
-Batch normalization normalises by microbatch, and changes its running statistics once a batch
+Batch normalization normalizes by microbatch, and changes its running statistics once a batch
 (`partition/deferred_statistics.py`); with `normalise=batch` by all microbatches of a batch, for which stages that have
 such layers wait. Dropout draws by step, microbatch and place in the network, wherever that is cut.
 """
@@ -102,7 +102,7 @@ class Pipeline(Strategy, HasStages):
             step, by measured times of all layers, or in simulation by their operations and the cluster's
             links.
         recompute: whether activations are computed again for the backward pass, in place of being kept.
-        normalise: images of batch normalization's statistics: a microbatch, or a whole batch of the pipeline.
+        normalize: images of batch normalization's statistics: a microbatch, or a whole batch of the pipeline.
         replicas: copies of each stage; of several numbers, of every stage its own. `auto`, with
             `balance=auto`: the numbers of stages and copies with the shortest step, at least two stages.
         inside: strategy that combines copies of a stage; it must be synchronous.

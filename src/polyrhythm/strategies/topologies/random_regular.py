@@ -18,10 +18,10 @@ from polyrhythm.strategies.topology import Topology, unreached
 
 
 class RandomRegular(Topology):
-    """Every worker has the same number of neighbours; almost always about as good as a graph can be.
+    """Every worker has the same number of neighbors; almost always about as good as a graph can be.
 
     Attributes:
-        degree: neighbours of each.
+        degree: neighbors of each.
         seed: seed of the draw.
     """
 

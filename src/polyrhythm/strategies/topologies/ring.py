@@ -1,4 +1,4 @@
-"""Ring: every worker has two neighbours."""
+"""Ring: every worker has two neighbors."""
 
 from __future__ import annotations
 

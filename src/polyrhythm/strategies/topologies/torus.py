@@ -12,7 +12,7 @@ from polyrhythm.strategies.topology import Topology
 
 
 class Torus(Topology):
-    """Every worker has four neighbours, a fifth for each; rho = 3/5 + 2/5 cos(2 pi / a) for a x a, a at least 4.
+    """Every worker has four neighbors, a fifth for each; rho = 3/5 + 2/5 cos(2 pi / a) for a x a, a at least 4.
 
     Attributes:
         rows: number of rows; as near to a square as the number of workers allows, if not given.

@@ -4,7 +4,7 @@
                        │
                        ├─ 0       the job is done
                        ├─ 75      the host is taken away, or the time is up: `scontrol requeue`, and the run continues
-                       ├─ 1, 2, 130   the job has failed, was wrong, or was cancelled
+                       ├─ 1, 2, 130   the job has failed, was wrong, or was canceled
                        └─ 128 + n     a rank was killed. The others may have continued: the next `srun` continues the
                                   run from its last checkpoint, or finds it done
 

@@ -1,4 +1,4 @@
-"""Synchronised batch normalization: statistics of the batches of all workers together.
+"""Synchronized batch normalization: statistics of the batches of all workers together.
 
 S. Ioffe, C. Szegedy, "Batch normalization", ICML 2015, arXiv 1502.03167, with the batch of all workers, as in
 C. Peng and others, "MegDet", CVPR 2018, arXiv 1711.07240.
@@ -89,7 +89,7 @@ def _together(
 
 
 class _Normalised(torch.autograd.Function):
-    """Normalises images, (B, C, …), by the statistics of all workers' images."""
+    """Normalizes images, (B, C, …), by the statistics of all workers' images."""
 
     @staticmethod
     def forward(

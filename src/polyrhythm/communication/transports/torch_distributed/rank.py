@@ -206,13 +206,13 @@ class Rank(Membership):
             self.collectives.take_seat(self.rendezvous.own, device)
             self._has_seat = True
 
-    def check_ways(self) -> None:
+    def check_reachable(self) -> None:
         """Check that this process can open a connection to every rank that has joined.
 
         Raises:
-            RequestError: there is no way to one of them.
+            RequestError: one of them cannot be reached.
         """
-        self._links.check_ways()
+        self._links.check_reachable()
 
     def close(self) -> None:
         """Leave the run in good order; every rank calls it when it has nothing more to send or receive."""
@@ -319,7 +319,7 @@ class Rank(Membership):
 
 
 _LAST_WORDS_PATIENCE_S = 0.5
-_WAY_PATIENCE_S = 10.0
+_REACH_PATIENCE_S = 10.0
 
 OutgoingLink = OutgoingMemoryLink | OutgoingTcpLink
 
@@ -364,11 +364,11 @@ class Links:
                 link = self._outgoing[rank] = self._open(rank)
         return link
 
-    def check_ways(self) -> None:
+    def check_reachable(self) -> None:
         """Check that this process can open a connection to every rank that has joined.
 
         Raises:
-            RequestError: there is no way to one of them.
+            RequestError: one of them cannot be reached.
         """
         own, known = self._rendezvous, self._membership
         cards = {
@@ -380,7 +380,7 @@ class Links:
         def is_open(peer: Peer) -> bool:
             return is_reachable(
                 cards[peer],
-                _WAY_PATIENCE_S,
+                _REACH_PATIENCE_S,
                 lambda: known.is_lost(peer.rank) or known.generation(peer.rank) > peer.generation,
             )
 

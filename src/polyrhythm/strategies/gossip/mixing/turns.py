@@ -105,7 +105,6 @@ class TurnsWorker(CommonStart):
         self, setting: WorkerSetting, topology: Topology, check: Callable[[int], None], delay: int = 0
     ) -> None:
         super().__init__()
-        self._workers = setting.workers
         self._flat = setting.flat
         self._topology = topology
         self._check = check
@@ -141,8 +140,7 @@ class TurnsWorker(CommonStart):
         return self._mean(aside=MODELS) if self._done > self._presented_to_all else None
 
     def over(self, group: Communicator) -> Self:
-        """Return this worker, which mixes with the members of `group` from now on."""
-        self._workers = group
+        """Return this worker, which mixes with the members of the exchanger's present view."""
         return self
 
     def on_missed_mean(self, act: Callable[[Tensor], None]) -> None:
@@ -159,7 +157,7 @@ class TurnsWorker(CommonStart):
         if entry is not None and entry.result is not None and not entry.aside:
             assert entry.result.vector is not None, "all contribute a model"
             self._missed(entry.result.vector)
-        workers = self._workers
+        workers = self.exchanger.workers
         own = Progress(self._done, self._presented, self._ending.last)
         told = self._reunion.tell(workers, own, self._flat.vector)
         self._reunion.meet(workers, *self.brought(), brings=self._brings)

@@ -24,7 +24,7 @@ from polyrhythm.strategies.parameter_server.rules.aggregator import ByDistance, 
 
 
 class Bulyan(ByDistance):
-    """Chosen by neighbours, then averaged near the median, for each parameter."""
+    """Chosen by neighbors, then averaged near the median, for each parameter."""
 
     @property
     def least(self) -> int:

@@ -1,4 +1,4 @@
-"""Krum: the one gradient that is nearest to its neighbours.
+"""Krum: the one gradient that is nearest to its neighbors.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NIPS
 2017, arXiv 1703.02757.
@@ -20,7 +20,7 @@ from polyrhythm.strategies.parameter_server.rules.aggregator import ByDistance
 
 
 class Krum(ByDistance):
-    """One gradient, chosen by its neighbours."""
+    """One gradient, chosen by its neighbors."""
 
     def aggregate(
         self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None

@@ -1,4 +1,4 @@
-"""Multi-Krum: the mean of the m gradients that are nearest to their neighbours.
+"""Multi-Krum: the mean of the m gradients that are nearest to their neighbors.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NIPS
 2017, arXiv 1703.02757.
@@ -21,7 +21,7 @@ from polyrhythm.strategies.parameter_server.rules.aggregator import ByDistance, 
 
 
 class MultiKrum(ByDistance):
-    """The mean of several gradients, chosen by their neighbours.
+    """The mean of several gradients, chosen by their neighbors.
 
     Attributes:
         m: number of chosen gradients; default: all but f + 2.

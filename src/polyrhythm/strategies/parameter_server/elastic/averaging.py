@@ -14,7 +14,7 @@ hides behind the computation:
 
     begin               gradients_ready
       x ──── forward, backward at x ────▶ g ;  x -= d ;  x -= lr g
-      └─ VECTOR(x) ─▶ centre ─ DIFFERENCE(d) ─┘
+      └─ VECTOR(x) ─▶ center ─ DIFFERENCE(d) ─┘
 
 Its own step between two exchanges is the optimizer's (`PlainStep`), or one with Nesterov's momentum around it
 (`NesterovStep`). The flat vector holds the point at which the next gradient is computed. With momentum that
@@ -22,7 +22,7 @@ is ahead of the worker's parameters, which are therefore kept apart.
 
 A server holds a shard of the center:
 
-    worker ── VECTOR(x) ─▶ d = alpha (x - centre);  centre += d
+    worker ── VECTOR(x) ─▶ d = alpha (x - center);  center += d
            ◀─ DIFFERENCE(d) ──────────────────────  the worker subtracts the same d
 
 Synchronously it holds the vectors until there is one of every worker, makes all differences with the same

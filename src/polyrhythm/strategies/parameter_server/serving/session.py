@@ -1,6 +1,6 @@
 """The session of a server: its membership, pushes, answers, and the end of the run.
 
-    pusher ── PUSH(gradient, version, step) ─▶ held ─▶ gate ─▶ rule: apply (merge, aggregate, optimiser step),
+    pusher ── PUSH(gradient, version, step) ─▶ held ─▶ gate ─▶ rule: apply (merge, aggregate, optimizer step),
                                                                version + 1
            ◀─ PARAMETERS(values or nothing, version, step) ──▶ answer, or acknowledge
 

@@ -2,7 +2,7 @@
 
 `ShardRule` makes an update of several gradients:
 
-    gradients ── merge rule: each by its staleness ──▶ aggregator: one of several ──▶ optimiser step
+    gradients ── merge rule: each by its staleness ──▶ aggregator: one of several ──▶ optimizer step
 
 An aggregator that compares whole gradients needs their distances over all shards: then an update is deferred
 until all servers have reported their gradients, with their part of the distances (`DistanceExchange`). A lost
