@@ -332,7 +332,8 @@ def _without_emphasis(text: str) -> str:
 
 
 def main() -> None:
-    """Write, or with `--check` compare."""
+    """Write, or with `--check` compare; a key without a meaning ends either with one line."""
+    reference()
     wanted = {CONFIG: between(OPTIONS_BEGIN, OPTIONS_END, run_options(), CONFIG.read_text(encoding="utf-8"))}
     behind = [
         path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text

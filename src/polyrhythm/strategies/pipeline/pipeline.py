@@ -102,7 +102,7 @@ class Pipeline(Strategy, HasStages):
             step, by measured times of all layers, or in simulation by their operations and the cluster's
             links.
         recompute: whether activations are computed again for the backward pass, in place of being kept.
-        normalize: images of batch normalization's statistics: a microbatch, or a whole batch of the pipeline.
+        normalise: images of batch normalization's statistics: a microbatch, or a whole batch of the pipeline.
         replicas: copies of each stage; of several numbers, of every stage its own. `auto`, with
             `balance=auto`: the numbers of stages and copies with the shortest step, at least two stages.
         inside: strategy that combines copies of a stage; it must be synchronous.
