@@ -60,19 +60,19 @@ def test_a_guest_reaches_a_successor_of_worker_0_that_cannot_be_reached_yet() ->
 
 def test_a_guest_is_told_which_rank_it_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 can be reached; rank 1 has joined, and its port is closed, as behind a firewall."""
-    monkeypatch.setattr(rank, "_WAY_PATIENCE_S", 0.1)
+    monkeypatch.setattr(rank, "_REACH_PATIENCE_S", 0.1)
     store = rendezvous.host_store()
     leaders_home, _ = connect(rendezvous.local(LEADER, SIZE, store.port))
     home, _ = connect(rendezvous.local(GUEST, SIZE, store.port, 1))
-    home.check_ways()
+    home.check_reachable()
     hidden = listen(rendezvous.LOOPBACK)
     card = TcpCard.draw(*hidden.getsockname())
     hidden.close()
     join(rendezvous.local(1, SIZE, store.port), Cards("", card.to_text()))
     with pytest.raises(RequestError, match=f"cannot reach rank 1 of the run at 127.0.0.1:{card.port}, "):
-        home.check_ways()
+        home.check_reachable()
     home.lose(Peer(1, 0))  # of who is lost, other ranks take no notice either
-    home.check_ways()
+    home.check_reachable()
     closing = Thread(target=leaders_home.close)
     closing.start()
     home.close()
