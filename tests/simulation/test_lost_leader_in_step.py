@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from conformance.jobs import result_of, with_batch_norm
+from polyrhythm.communication.control_message import ControlMessage
 from polyrhythm.communication.message import Message
 from polyrhythm.errors import RunError
 from polyrhythm.events import (
@@ -23,7 +24,7 @@ from polyrhythm.events import (
     WorkerLost,
 )
 from polyrhythm.roles.checkpointing.archive import Archive
-from polyrhythm.roles.control_messages import ControlMessage, Welcome
+from polyrhythm.roles.control_messages import Welcome
 from polyrhythm.roles.leading.training_duties import CheckpointCollector
 from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.trials import play, try_seeds

@@ -17,6 +17,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.control_message import VIEW_TAG, MembershipView, StepBroken
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.data.dealing import Begun
 from polyrhythm.errors import PeerLost
@@ -24,15 +25,12 @@ from polyrhythm.events import Event
 from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.control_messages import (
     CALL_TAG,
-    VIEW_TAG,
     WELCOME_TAG,
     EnterWorker,
     EventReport,
     FinalModel,
     Introduction,
-    MembershipView,
     RegroupNow,
-    StepBroken,
     TakenBatches,
     Welcome,
 )

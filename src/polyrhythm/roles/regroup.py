@@ -55,18 +55,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.control_message import ControlMessage, MembershipView, StepBroken
 from polyrhythm.communication.log import NO_STATE, Report, Result, form
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.member_collectives import UNKNOWN_RANK
 from polyrhythm.errors import PeerLost, RunError
-from polyrhythm.roles.control_messages import (
-    ControlMessage,
-    EnterLeader,
-    Handover,
-    MembershipView,
-    RegroupAt,
-    StepBroken,
-)
+from polyrhythm.roles.control_messages import EnterLeader, Handover, RegroupAt
 from polyrhythm.roles.ledger import Attendance
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.fault_policy import FaultPolicy

@@ -39,10 +39,10 @@ from polyrhythm.api.loop.epochs import Begun
 from polyrhythm.api.loop.position import Kept, LoopProgress, plain_state, take_state
 from polyrhythm.api.loop.random_state import RandomStateToRestore, random_state
 from polyrhythm.api.loop.shard import merged_places
+from polyrhythm.communication.control_message import checked
 from polyrhythm.errors import RequestError, RunError, printable
 from polyrhythm.roles.checkpointing.handing_over import begun_with, learned_from
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState, counted, held_by, server_facts
-from polyrhythm.roles.control_messages import checked
 from polyrhythm.roles.replica import Replica
 from polyrhythm.run_files import MOST_LISTING_BYTES, open_in_run, read_json_in_run
 from polyrhythm.specs import build

@@ -63,12 +63,12 @@ from polyrhythm.api.loop.random_state import (
     tensor_of,
 )
 from polyrhythm.api.loop.store_board import Posted, StoreBoard
+from polyrhythm.communication.control_message import checked
 from polyrhythm.data.balance import split
 from polyrhythm.data.dealing import steps_per_epoch
 from polyrhythm.data.seeding import generator_for, seed_for
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.checkpointing.worker_state import counted
-from polyrhythm.roles.control_messages import checked
 from polyrhythm.training.checkpoint import restoring
 
 

@@ -29,13 +29,13 @@ from torch import Tensor
 
 from polyrhythm.claim import Superseded
 from polyrhythm.communication.activity import Activity
+from polyrhythm.communication.control_message import checked
 from polyrhythm.data.dealer import Dealer
 from polyrhythm.data.dealing import Begun
 from polyrhythm.data.record import METADATA_KEY, DataRecord
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice
 from polyrhythm.roles.checkpointing.worker_state import WorkerState, counted, held_by, server_facts
-from polyrhythm.roles.control_messages import checked
 from polyrhythm.roles.deal import MOST_STEPS, Dealt
 from polyrhythm.roles.job import Job
 from polyrhythm.specs import build, parse

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrhythm.communication.control_message import ControlMessage, checked
 from polyrhythm.communication.message import Kind
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.control_messages import Account as Account
-from polyrhythm.roles.control_messages import ControlMessage, checked
 from polyrhythm.roles.replica import Replica
 from polyrhythm.strategies.state import Held, State, below, prefixed
 from polyrhythm.training.checkpoint import restoring

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from polyrhythm.communication.control_message import ControlMessage, MembershipView, StepBroken
 from polyrhythm.communication.message import Kind, MalformedMessage, Message, unpack_json
 from polyrhythm.data.dealing import Begun
 from polyrhythm.errors import PeerLost
@@ -46,18 +47,15 @@ from polyrhythm.events import (
 from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.control_messages import (
     Account,
-    ControlMessage,
     EnterLeader,
     EnterWorker,
     EventReport,
     FinalModel,
     Introduction,
     MayLeave,
-    MembershipView,
     ServerReady,
     ShardState,
     ShardStateRequest,
-    StepBroken,
     StepsCounted,
     TakenBatches,
     Welcome,

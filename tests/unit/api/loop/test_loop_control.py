@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from polyrhythm.api.loop.loop_duties import LoopDuties
+from polyrhythm.communication.control_message import StepBroken
 from polyrhythm.communication.log import Report
 from polyrhythm.communication.message import Kind
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
@@ -19,7 +20,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, WorkerLost
-from polyrhythm.roles.control_messages import EnterLeader, Introduction, StepBroken, TakenBatches
+from polyrhythm.roles.control_messages import EnterLeader, Introduction, TakenBatches
 from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.member import Member

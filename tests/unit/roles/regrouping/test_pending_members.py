@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from polyrhythm.communication.control_message import MembershipView, StepBroken
 from polyrhythm.communication.log import Report
-from polyrhythm.roles.control_messages import MembershipView, StepBroken
 from polyrhythm.roles.regroup import NobodyLeft, PendingMembers
 
 
