@@ -57,7 +57,7 @@ from polyrhythm.launch.torchrun.started_rank import started_by_torchrun, threads
 from polyrhythm.roles.balance import balances
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.server import serve
-from polyrhythm.roles.trainer import LoggedSteps, StepRetry
+from polyrhythm.roles.trainer import LoopSteps
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
@@ -349,7 +349,7 @@ class Group:
         self._home.computes_on(replica.flat.vector.device)
         coordination = self._coordination
         trainer = coordination.take(replica)
-        steps = StepRetry(trainer) if trainer.replica.part.logged is None else LoggedSteps(trainer)
+        steps = LoopSteps(trainer)
         traits = self._strategy.traits(self.workers)
         replica.run_hook = steps.guard
         mean = self._mean_of(replica)

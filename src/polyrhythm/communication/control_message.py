@@ -196,11 +196,6 @@ class MembershipView(ControlMessage):
         """Generation of the coordinator that made the view."""
         return self.generations[0] if self.generations else 0
 
-    @property
-    def name(self) -> str:
-        """Name of these workers' communicator; two coordinators may make views of the same number."""
-        return f"workers {self.number} of {self.leader}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepBroken(ControlMessage):

@@ -56,7 +56,7 @@ class Exchanger(Generic[_Sums]):
     Args:
         workers: communicator of the first view.
         sums: sums over the workers of the first view.
-        met: callback after each measurement of the links, in the first and every later view.
+        met: see below.
 
     Attributes:
         log: log of the exchanges.
@@ -71,7 +71,10 @@ class Exchanger(Generic[_Sums]):
         joins: payload of the exchange between two steps during which this worker joined; see `Entry.aside`.
         arrived: result of the started exchange, after it is merged and before it is used.
         handed: whether the latest result of a step was received from another worker; False after other exchanges.
+        ended: whether the run of these workers is over, so that no pending exchange gets a result any more.
+        met: callback after each measurement of the links, in the first and every later view.
         recover: callback after a failed exchange; returns once the next view is agreed. None: failures are raised.
+        recovers_from: function that returns whether that is possible after a failure.
         calls: function that returns whether this worker must trigger regrouping before its exchange, to admit a
             joining worker.
     """
@@ -82,12 +85,13 @@ class Exchanger(Generic[_Sums]):
         self.log = Log()
         self.workers, self.sums = workers, sums
         self.members = tuple(range(workers.size))
-        self.keeps = self.mixes = self.handed = self.finished = False
+        self.keeps = self.mixes = self.handed = self.finished = self.ended = False
         self.since = self.begins = self.joins = 0
         self.arrived: Result | None = None
         self.recover: Callable[[], None] | None = None
+        self.recovers_from: Callable[[PeerLost], bool] = lambda loss: True
         self.calls: Callable[[], bool] = lambda: False
-        self._met = met
+        self.met = met
         self._started: tuple[Entry, Callable[[_Sums, int], Callable[[], Result]]] | None = None
         self._wait: Callable[[], Result] | None = None
         self._aside = 0
@@ -95,7 +99,7 @@ class Exchanger(Generic[_Sums]):
     def prepare(self) -> None:
         """Let the sums measure the links; all members must call it."""
         self.sums.prepare()
-        self._met(self.workers)
+        self.met(self.workers)
 
     def break_off(self) -> None:
         """Cancel the pending sums: afterwards they touch no memory of this worker any more."""
@@ -119,11 +123,6 @@ class Exchanger(Generic[_Sums]):
         self.workers, self.members, self.sums = workers, members, self.sums.over(workers)
         self.prepare()
         self._begin()
-
-    def begin_anew(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Drop all entries and continue with other workers; all of them must call it at the same program position."""
-        self.log = Log()
-        self.over(workers, members)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the log as (tensors, other values), for a worker that joins with a copy of this worker's state."""
@@ -236,7 +235,7 @@ class Exchanger(Generic[_Sums]):
             apart: see `Entry`.
 
         Raises:
-            Again: it failed, and contributions are not kept.
+            Again: it failed, and contributions are not kept, or these workers' run is over.
             PeerLost: it failed, and the run cannot continue without the failed worker.
         """
         self._aside = aside
@@ -262,8 +261,8 @@ class Exchanger(Generic[_Sums]):
         try:
             act()
             return True
-        except PeerLost:
-            if self.recover is None:
+        except PeerLost as loss:
+            if self.recover is None or not self.recovers_from(loss):
                 raise
         self.recover()
         return False
@@ -275,7 +274,7 @@ class Exchanger(Generic[_Sums]):
                 assert self.recover is not None, "else the loss is raised"
                 kept = self.keeps  # before `recover`, which may load a state that sets it
                 self.recover()  # outside the handler: its error would keep pending sums alive
-                if not kept:
+                if self.ended or not kept:
                     raise Again
                 self.handed = entry.result is not None
 
@@ -284,8 +283,8 @@ class Exchanger(Generic[_Sums]):
             if self.calls():
                 return False
             self.log.complete(entry, run(self.sums, entry.number))
-        except PeerLost:
-            if self.recover is None:
+        except PeerLost as loss:
+            if self.recover is None or not self.recovers_from(loss):
                 raise
             return False
         return True

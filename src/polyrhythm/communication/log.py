@@ -31,8 +31,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 NO_STATE = -1
-MODELS = -1
-"""Value of `Entry.aside`: the current models are exchanged."""
+MODELS, NEWEST = -1, -2
+"""Values of `Entry.aside`: the current models are exchanged; the servers' newest parameters are handed out."""
 
 
 class Result(NamedTuple):
@@ -58,7 +58,7 @@ class Entry:
         base: number of entries that this worker had merged when it opened this one; the same on all workers.
         result: result of the exchange; None while it is pending.
         aside: payload of an exchange outside a step, in which a joining worker takes part at once: the length of a
-            vector, or `MODELS`; 0 for exchanges of a step.
+            vector, `MODELS` or `NEWEST`; 0 for exchanges of a step.
         apart: whether each group of neighboring workers has its own result.
     """
 

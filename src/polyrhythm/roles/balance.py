@@ -173,7 +173,7 @@ def balancer_for(
         meets_every=max(1, traits.exchange_every),
         regroups=regroups,
         compute_time=compute_time,
-        exchanger=exchanger,
+        exchanger=exchanger if regroups else None,
     )
     if world.rejoins and not regroups:  # the others do not know of it, and may wait for its predecessor
         found.leave()

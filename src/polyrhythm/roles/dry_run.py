@@ -415,7 +415,7 @@ class DryWorkload:
         self._use, self._announce = self.replica.use, self.replica.announce
         self._computed = _NO_LOSS, dry_run.learning_rate, True
 
-    def share_out(self, place: int, present: int) -> None:
+    def share_out(self, absent: tuple[int, ...], place: int, present: int) -> None:
         """Continue with the same batches: the failure of a worker does not make the others' steps longer.
 
         Where shares differ, the remaining workers divide them.

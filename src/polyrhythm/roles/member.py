@@ -80,9 +80,9 @@ class Member(ControlPlane):
         self._last: Message | None = None
         self._regroup: Regroup | None = None
 
-    def wait_with(self, regroup: Regroup | GroupRegroup) -> None:
+    def wait_with(self, regroup: Regroup) -> None:
         """Set the regrouping of all workers; a new coordinator then gets an introduction even after the last step."""
-        if isinstance(regroup, Regroup):  # a group that regroups on its own needs no wait here
+        if not isinstance(regroup, GroupRegroup):  # a group that regroups on its own needs no wait here
             self._regroup = regroup
             if self._dry or self.replica is not None:
                 self._introduce_from_now_on()

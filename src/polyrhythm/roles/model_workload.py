@@ -215,10 +215,11 @@ class ModelWorkload:
         """
         self._job = job
 
-    def share_out(self, place: int, present: int) -> None:
+    def share_out(self, absent: tuple[int, ...], place: int, present: int) -> None:
         """Continue with other workers: redistribute the absent workers' batches, or lower the learning rate.
 
         Args:
+            absent: indices of the absent workers.
             place: position of this worker among the present ones.
             present: number of present workers.
         """

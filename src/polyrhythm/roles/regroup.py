@@ -27,14 +27,8 @@ worker                          coordinator   its replacement
   ◀─────────────────────────────────── EnterLeader
   StepBroken, with the broken view ────────▶ collects the pending members
 
-Where groups regroup independently (`GroupRegroup`), the remaining workers of a group continue together, and other
-groups are not involved:
-
-member                                 server (`GroupServer`)
-a collective of the group fails        learns of the failure, or a replacement requests admission
-drops the interrupted step ──────────▶ waits for this message from all present members of the group
-◀───────────────────────────────────── the members that continue together
-all: restart from the servers' state of the group
+Where groups regroup independently (`GroupRegroup`), the first server makes the views of each group in the same way,
+from the same messages, and other groups are not involved.
 
 The coordinator (`RegroupCoordinator`) makes the next view when all present workers have answered:
 
@@ -50,12 +44,12 @@ so each is of the latest view in which its sender took part; the highest number 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.communication.control_message import ControlMessage, MembershipView, StepBroken
+from polyrhythm.communication.control_message import VIEW_TAG, ControlMessage, MembershipView, StepBroken
 from polyrhythm.communication.log import NO_STATE, Report, Result, form
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.member_collectives import UNKNOWN_RANK
@@ -64,19 +58,22 @@ from polyrhythm.roles.control_messages import EnterLeader, Handover, RegroupAt
 from polyrhythm.roles.ledger import Attendance
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.fault_policy import FaultPolicy
+from polyrhythm.strategies.parameter_server.groups.group_server import Dismissal, SomeoneWaits
 from polyrhythm.strategies.state import below, prefixed, without
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import Logged, WorkerCalls
+from polyrhythm.strategies.worker_part import Logged
 from polyrhythm.training.flat_parameters import FlatParameters
 
 _MOST_ATTEMPTS = 100
+_FIRST = 0
+"""Rank in each view's communicator of the member that forwards revocations, and that admits replacements."""
 _LOG = "log."
 
 
 class RegroupControl(Protocol):
     """Control plane as seen by regrouping: the coordinator makes views, other workers request them."""
 
-    def wait_with(self, regroup: Regroup | GroupRegroup) -> None:
+    def wait_with(self, regroup: Regroup) -> None:
         """Set the object that regroups this worker while it waits for others in the control plane."""
 
     def await_leader(self, loss: PeerLost) -> bool:
@@ -108,19 +105,16 @@ class Participant:
 
     Attributes:
         worker: index of the worker.
-        part: worker part of the strategy.
+        part: worker part of the strategy, with its log of exchanges.
         flat: parameters and gradients of the worker.
-        takes_place: callback after each view, with the index of this worker among the members, and their number; it
-            distributes the data.
-        stands_in: callback instead of `takes_place` where a group regroups independently, with the absent workers of
-            the group, the index of this worker among the present ones, and their number.
+        takes_place: callback after each view, with the absent workers, the index of this worker among the members, and
+            their number; it distributes the data.
     """
 
     worker: int
-    part: WorkerCalls
+    part: Logged
     flat: FlatParameters
-    takes_place: Callable[[int, int], None]
-    stands_in: Callable[[tuple[int, ...], int, int], None]
+    takes_place: Callable[[tuple[int, ...], int, int], None]
 
 
 class Regroup:
@@ -130,8 +124,7 @@ class Regroup:
         world: context of this rank.
         control: source of the views.
         member: state and callbacks of the worker.
-        workers: communicator of all workers, with which the worker part was made.
-        part: part of the worker, with its log of exchanges.
+        everyone: indices of all workers that regroup together.
 
     Attributes:
         step: steps done by this worker; kept by its loop.
@@ -139,16 +132,16 @@ class Regroup:
     """
 
     def __init__(
-        self, world: World, control: RegroupControl, member: Participant, workers: Communicator, part: Logged
+        self, world: World, control: RegroupControl, member: Participant, everyone: Sequence[int]
     ) -> None:
         self.step = NO_STATE
         self.over = False
         self._world = world
         self._control = control
         self._member = member
-        self._part, self._exchanger = part, part.exchanger
-        self._workers = workers
-        self._everyone = tuple(range(workers.size))
+        self._part, self._exchanger = member.part, member.part.exchanger
+        self._workers = self._exchanger.workers
+        self._everyone = tuple(everyone)
         self._view: MembershipView | None = None
         self._attempts = 0
         self._agreed = False
@@ -158,8 +151,9 @@ class Regroup:
         self._ended: PeerLost | None = None
         """Failure that ended a regrouping, possibly inside an exchange."""
         self._exchanger.recover, self._exchanger.calls = self.reform, self._calls
+        self._exchanger.recovers_from = self.recovers_from
         if not world.rejoins:  # else this communicator is out of use
-            workers.revoke_without(LEADER)  # the coordinator would have forwarded a revocation
+            self._workers.revoke_without(_FIRST)  # the first member would have forwarded a revocation
 
     @property
     def leader(self) -> int:
@@ -191,13 +185,17 @@ class Regroup:
             PeerLost: a worker waits.
         """
         self._attempts = 0
-        if self._exchanger.lets_in_between and self._control.call_due(self.number, step, wait=True):
-            self._agreed = not self._world.leads
+        if self._exchanger.lets_in_between and self._call_due(step, wait=True):
+            self._agreed = self._workers.rank != _FIRST
             raise PeerLost(self._world.network.rank, "admitting a worker")
 
     def recovers_from(self, loss: PeerLost) -> bool:
         """Whether a failure is not the one that ended a regrouping."""
         return loss is not self._ended
+
+    def _call_due(self, step: int, *, wait: bool) -> bool:
+        """Whether this worker must regroup before a step; see `RegroupControl`."""
+        return self._control.call_due(self.number, step, wait=wait)
 
     def reform(self) -> None:
         """Regroup with all present workers until a view holds.
@@ -211,8 +209,7 @@ class Regroup:
             self._exchanger.break_off()
             if not self._exchanger.keeps and self.step != NO_STATE:
                 self.step = self._exchanger.since  # a step with incomplete exchanges is repeated
-            if self._took_place(self._next_view()):
-                self._come_in()
+            if self._settles():
                 return
 
     def enter(self) -> None:
@@ -221,10 +218,21 @@ class Regroup:
         Raises:
             PeerLost: a rank that the run needs has failed.
         """
-        if self._took_place(self._next_view()):
-            self._come_in()
-        else:
+        if not self._settles():
             self.reform()
+
+    def _settles(self) -> bool:
+        """Request the next view, and take part in it; return False if another member fails during that."""
+        view = self._next_view()
+        if view is not None:
+            try:
+                self._take_place(view)
+            except PeerLost as loss:
+                if not self.recovers_from(loss):
+                    raise
+                return False
+            self._come_in()
+        return True
 
     def _begin_attempt(self) -> None:
         """Make all other workers leave the operation in which they wait."""
@@ -235,13 +243,6 @@ class Regroup:
             self._workers.revoke()
         self._agreed = False
 
-    def _took_place(self, view: MembershipView) -> bool:
-        try:
-            self._take_place(view)
-        except PeerLost:
-            return False
-        return True
-
     def _come_in(self) -> None:
         """Take part in the pending exchange of the others, if this worker has just received a state."""
         joins, self._exchanger.joins = self._exchanger.joins, 0
@@ -251,7 +252,8 @@ class Regroup:
         if joins > 0:
             self._exchanger.rows([0] * joins)
 
-    def _next_view(self) -> MembershipView:
+    def _next_view(self) -> MembershipView | None:
+        """Request the next view; None if training is complete, and this worker only has to leave."""
         try:
             return self._control.next_view(self._word)
         except PeerLost as loss:
@@ -259,11 +261,11 @@ class Regroup:
             raise
 
     def _calls(self) -> bool:
-        """Whether this worker is the coordinator, and a replacement waits to join at an exchange."""
+        """Whether this worker is the first of its view, and a replacement waits to join at an exchange."""
         return (
             not self._exchanger.lets_in_between
-            and self._world.leads
-            and self._control.call_due(self.number, self.step, wait=False)
+            and self._workers.rank == _FIRST
+            and self._call_due(self.step, wait=False)
         )
 
     @property
@@ -290,8 +292,8 @@ class Regroup:
         observer, rank = self._world.observer, self._world.network.rank
         self._view = view
         ranks = [self._world.roles.workers[each] for each in workers]
-        self._workers = self._world.network.regrouped(view.name, ranks, view.generations)
-        self._workers.revoke_without(LEADER)
+        self._workers = self._world.network.regrouped(self._name(view), ranks, view.generations)
+        self._workers.revoke_without(_FIRST)
         for giver, taker in view.gives:
             if worker == giver:
                 self._workers.send(workers.index(taker), self._handover())
@@ -307,11 +309,21 @@ class Regroup:
         self._exchanger.begins, self._exchanger.finished = view.begins, view.over
         flat.renew_gradients()  # the library may still write into the old ones
         if observer is not None:
-            observer.joined(rank, dict(zip(ranks, view.generations, strict=True)), view.name)
-        self._exchanger.over(self._workers, workers)
-        if observer is not None and not view.over:
-            observer.regrouped(rank, flat.vector)
-        member.takes_place(workers.index(worker), len(workers))
+            observer.joined(rank, dict(zip(ranks, view.generations, strict=True)), self._name(view))
+        first = self._everyone[0]
+        self._exchanger.over(self._workers, tuple(each - first for each in workers))
+        self._begins_with(view)
+        absent = tuple(each for each in self._everyone if each not in workers)
+        member.takes_place(absent, workers.index(worker), len(workers))
+
+    def _name(self, view: MembershipView) -> str:
+        """Return the name of a view's communicator; two coordinators may make views of the same number."""
+        return f"workers {view.number} of {view.leader}"
+
+    def _begins_with(self, view: MembershipView) -> None:
+        """Note that the members of a view have agreed, and that their exchanges begin."""
+        if self._world.observer is not None and not view.over:
+            self._world.observer.regrouped(self._world.network.rank, self._member.flat.vector)
 
     def _handover(self) -> Message:
         tensors, facts = self._part.to_enter_with()
@@ -337,44 +349,38 @@ class Regroup:
         self._exchanger.take(number, Result(vector, message.weight, message.stop))
 
 
-class GroupRegroup:
-    """Moves one worker from view to view of its group.
+class GroupRegroup(Regroup):
+    """Moves one worker from view to view of its group; the first server makes the views.
 
     Args:
         world: context of this rank.
-        faults: fault policy of the strategy, with independent groups.
+        control: control plane of this worker.
         member: state and callbacks of the worker.
-
-    Attributes:
-        step: steps done by this worker; kept by its loop.
-        over: whether its group has done all its steps.
-        number: number of times that the group has regrouped.
+        everyone: indices of the group's workers.
+        faults: fault policy of the strategy, with independent groups.
     """
 
-    def __init__(self, world: World, faults: FaultPolicy, member: Participant) -> None:
-        self.step = NO_STATE
-        self.over = False
-        self.number = 0
-        self._world = world
+    def __init__(
+        self,
+        world: World,
+        control: RegroupControl,
+        member: Participant,
+        everyone: Sequence[int],
+        faults: FaultPolicy,
+    ) -> None:
+        super().__init__(world, control, member, everyone)
         self._faults = faults
-        self._member = member
-        self._attempts = 0
-        self._there: dict[int, int] | None = None
         self._losses: dict[int, int] = {}
-
-    @property
-    def there(self) -> tuple[int, ...]:
-        """Indices of the present workers of the group, once it has regrouped."""
-        assert self._there is not None, "the group has not regrouped"
-        return tuple(self._there)
+        self._server = world.roles.servers[0]
 
     @property
     def due(self) -> bool:
         """Whether a member of the current view has failed, so that the others may wait for this worker."""
-        if self.over:
-            return False
-        there = self._there
-        return any(there is None or there.get(worker, lost) < lost for worker, lost in self._losses.items())
+        view = self._view
+        there = {} if view is None else dict(zip(view.workers, view.generations, strict=True))
+        return not self.over and any(
+            view is None or there.get(worker, lost) < lost for worker, lost in self._losses.items()
+        )
 
     def lose(self, worker: int, losses: int) -> None:
         """Record that a worker of the same group has failed while this one waits elsewhere for others.
@@ -392,59 +398,42 @@ class GroupRegroup:
         workers = self._world.roles.workers
         return loss.rank in workers and self._world.goes_on_without(loss.rank, self._faults)
 
-    def check(self, step: int) -> None:
-        """Raise before a step if a replacement waits to be admitted to the group.
+    def _call_due(self, step: int, *, wait: bool) -> bool:
+        while self._workers.rank == _FIRST and (word := self._world.network.poll(self._server, VIEW_TAG)):
+            if SomeoneWaits.from_message(word[1]).number == self.number:
+                return True
+        return False
 
-        Args:
-            step: number of the step.
-
-        Raises:
-            PeerLost: a replacement waits.
-        """
-        self._attempts = 0
-        if self._member.part.due:
-            raise PeerLost(self._world.network.rank, "admitting a worker")
-
-    def reform(self) -> None:
-        """Regroup with the present members of the group.
-
-        Raises:
-            PeerLost: a rank that the run needs has failed.
-            RunError: many attempts failed without a step.
-        """
-        self._reassemble(enters=False)
-
-    def enter(self) -> None:
-        """Enter the group, as a replacement.
-
-        Raises:
-            PeerLost: a rank that the run needs has failed, or the run is ending.
-        """
-        self._reassemble(enters=True)
-
-    def _reassemble(self, *, enters: bool) -> None:
+    def _next_view(self) -> MembershipView | None:
+        network = self._world.network
+        network.send(self._server, replace(self._word, view=None).message())
         while True:
-            self._attempts += 1
-            if self._attempts > _MOST_ATTEMPTS:
-                raise RunError(f"a group has regrouped {_MOST_ATTEMPTS} times without completing a step")
-            try:
-                found = self._member.part.reassemble(enters=enters)
-                break
-            except PeerLost as loss:
-                if not self.recovers_from(loss):
-                    raise
-            enters = False  # it has been admitted, and another worker has failed since
-        self.step, self.over, self._there = found.step, found.over, found.there
-        self.number += 1
+            word = network.receive(self._server, VIEW_TAG)[1]
+            if word.kind is MembershipView.KIND:
+                return MembershipView.from_message(word)
+            if word.kind is Dismissal.KIND:
+                self._end(Dismissal.from_message(word))
+                return None
+
+    def _end(self, word: Dismissal) -> None:
+        """Leave: the servers have all contributions of the group, or all workers stop."""
+        report = self._word.report
+        self.step = word.steps if report.fresh or not self._exchanger.keeps else report.steps + report.inside
+        self.over = self._exchanger.ended = True
+        rank, observer = self._world.network.rank, self._world.observer
+        if observer is not None:
+            observer.joined(rank, {rank: self._world.generation}, f"{self._everyone[0]} over")
+            observer.regrouped(rank, self._member.flat.vector, self.step)
+
+    def _name(self, view: MembershipView) -> str:
+        return f"replicas {self._everyone[0]}, {view.number}"
+
+    def _begins_with(self, view: MembershipView) -> None:
+        if not self._exchanger.keeps or self.step == NO_STATE:
+            self.step = self._exchanger.since
         if self._world.observer is not None:
-            rank, workers = self._world.network.rank, self._world.roles.workers
-            there = {workers[worker]: generation for worker, generation in found.there.items()}
-            there = {rank: there[rank]} if found.over else there
-            self._world.observer.joined(rank, there, found.round)
-            self._world.observer.regrouped(rank, self._member.flat.vector, found.step)
-        if not found.over:
-            place = list(found.there).index(self._member.worker)
-            self._member.stands_in(found.absent, place, len(found.there))
+            rank, vector = self._world.network.rank, self._member.flat.vector
+            self._world.observer.regrouped(rank, vector, self.step)
 
 
 class LeaderMessages(Protocol):

@@ -2,7 +2,7 @@
 
 A `Trainer` keeps one worker among the others; what it trains is its `Workload`. `TrainingRun` drives it through
 a run, with a network and data (`ModelWorkload`) or with a model that weighs nothing (`DryWorkload`). The loop
-that a user writes drives it by `StepRetry`.
+that a user writes drives it by `LoopSteps`.
 
     TrainingRun                                  a user's loop
       open                                         open                 at the model's first use in training
@@ -14,15 +14,15 @@ Where workers regroup, a step that is interrupted by a failure is repeated among
 
     contributions kept:        exchange ✝ ─▶ regroup ─▶ the same exchange, or its result from another worker
     sums in place:             exchange ✝ ─▶ regroup ─▶ batches from the present position
-    StepRetry, for groups:     backward ─▶ kept: a copy ─▶ exchange ✝ ─▶ regroup ─▶ kept ─▶ exchange
 
-A user's loop cannot compute its gradients again, and a failed exchange may have changed some.
+A user's loop cannot compute its gradients again, so its contributions are kept.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
@@ -56,10 +56,11 @@ class Workload(Protocol):
     def replica(self) -> FlatReplica:
         """Parameters, and the strategy's side of this worker."""
 
-    def share_out(self, place: int, present: int) -> None:
+    def share_out(self, absent: tuple[int, ...], place: int, present: int) -> None:
         """Continue among other workers: called after each regrouping of all workers.
 
         Args:
+            absent: indices of the absent workers.
             place: place of this worker among those present.
             present: number of present workers.
         """
@@ -192,19 +193,21 @@ class Trainer:
         self.replica = workload.replica
         self.worker = self.replica.workers.rank
         self.regroup: Regroup | None = None
-        self.regrouping: Regroup | GroupRegroup | None = None
+        self.regrouping: Regroup | None = None
         self._world = world
         self._part = self.replica.part
         self._control = control
         workers, flat = self.replica.workers, self.replica.flat
-        member = Participant(self.worker, self._part, flat, workload.share_out, workload.share_out_apart)
-        faults = strategy.faults(workers.size)
-        if faults.regroups:
+        faults, traits = strategy.faults(workers.size), strategy.traits(workers.size)
+        if faults.regroups or faults.regroups_apart:
             assert self._part.logged is not None, "workers regroup below their exchanges"
-            self.regrouping = self.regroup = Regroup(world, control, member, workers, self._part.logged)
-        elif faults.regroups_apart:
-            self.regrouping = GroupRegroup(world, faults, member)
-        if self.regrouping is not None:
+            takes_place = workload.share_out if faults.regroups else workload.share_out_apart
+            member = Participant(self.worker, self._part.logged, flat, takes_place)
+            if faults.regroups:
+                self.regrouping = self.regroup = Regroup(world, control, member, range(workers.size))
+            else:
+                group = next(group for group in traits.groups if self.worker in group)
+                self.regrouping = GroupRegroup(world, control, member, group, faults)
             control.wait_with(self.regrouping)
 
     @property
@@ -254,7 +257,7 @@ class Trainer:
         if self._world.rejoins:
             self.regrouping.enter()
             return self.step
-        if self._world.leads:  # the others receive its parameters
+        if self._world.leads and self.regroup is not None:  # the others receive its parameters
             self.step = step
         started = self.guard(lambda: self._part.start(step))
         if started is not None:
@@ -485,7 +488,7 @@ class TrainingRun:
         done, end, stopped = max(done, calendar.start(epoch)), calendar.start(epoch + 1), False
         while done < end and not stopped:
             taken = trainer.guard(lambda: self._stretch(epoch, done, end))  # noqa: B023 (called at once)
-            done, stopped = taken or (trainer.step, trainer.stops)
+            done, stopped = taken or (min(trainer.step, calendar.total_steps), trainer.stops)
         last = epoch + 1 == calendar.epochs
         return done, epoch + 1, stopped and not (last and done >= end)
 
@@ -576,7 +579,7 @@ class TrainingRun:
         if balancer.group and isinstance(regrouping, GroupRegroup) and regrouping.number != self._view:
             self._view = regrouping.number
             before = balancer.sizes
-            balancer.lose(regrouping.there)
+            balancer.lose(regrouping.members)
             if balancer.sizes != before:
                 self._report_sizes(done)
         if regroup is not None and self._begins_anew:
@@ -616,7 +619,7 @@ class TrainingRun:
             return False
         if balancer.group:
             meetings = balancer.meetings(before, done)
-        elif part.exchanger is not None:
+        elif part.exchanger is not None and self._trainer.regroup is not None:
             meetings = int(not part.exchanger.keeps or part.exchanger.since == done)
         if not meetings or not balancer.after(done, meetings):
             return False
@@ -765,8 +768,8 @@ class TrainingRun:
         return self._workload.record(account)
 
 
-class StepRetry:
-    """Takes the steps of a user's loop; where groups regroup apart, repeats each with a copy of its gradients.
+class LoopSteps:
+    """Takes the steps of a user's loop. Logged exchanges keep the gradients: a failure does not end an exchange.
 
     Args:
         trainer: trainer of this worker.
@@ -778,10 +781,9 @@ class StepRetry:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self._replica = trainer.replica
-        self._kept: Tensor | None = None
-        self._fresh: Tensor | None = None
-        self._step = Step(-1)
-        self._rate = 0.0
+        self._exchanger = trainer.replica.part.exchanger
+        if self._exchanger is not None:
+            self._exchanger.keeps = True
 
     def take(self, step: Step, learning_rate: float) -> None:
         """Exchange the gradients and update the parameters.
@@ -790,91 +792,10 @@ class StepRetry:
             PeerLost: a rank has failed without which the run cannot continue.
         """
         self._replica.flat.gather_gradients()
-        if self.trainer.regrouping is None:
-            self._exchange(step, learning_rate)
-            return
-        self._keep()
-        self._step, self._rate = step, learning_rate
         self.trainer.step = step.number
-        if self.trainer.guard(lambda: self._exchange(step, learning_rate)) is None:
-            self._repeat()
-        self.trainer.step = step.number + 1
-
-    def sum(self, vector: Tensor) -> None:
-        """Overwrite a vector with the sum of all workers'."""
-        self.trainer.workers.all_reduce(vector)
-
-    def regroup(self) -> None:
-        """Regroup with the present workers, between two steps; an interrupted step is repeated.
-
-        Raises:
-            PeerLost: a rank has failed without which the run cannot continue.
-        """
-        self.guard(_called)
-
-    def guard(self, act: Callable[[], object]) -> None:
-        """Call `act`, which communicates between two steps; if a worker fails during that, regroup and leave it out.
-
-        An interrupted step is repeated. Gradients that the next step has computed already are kept.
-
-        Raises:
-            PeerLost: a rank has failed without which the run cannot continue.
-        """
-        if self.trainer.regrouping is None:
-            act()
-            return
-        if self.trainer.guard(lambda: self._saving(act)):
-            return
-        fresh, self._fresh = self._fresh, None
-        self._repeat()
-        while not self.trainer.guard(lambda: self._saving(self._replica.settle)):
-            self._repeat()
-        if fresh is not None:
-            self._replica.flat.gradients.copy_(fresh)
-
-    def _saving(self, act: Callable[[], object]) -> bool:
-        try:
-            act()
-        except PeerLost:
-            if self._fresh is None:
-                self._replica.flat.gather_gradients()
-                self._fresh = self._replica.flat.gradients.clone()
-            raise
-        return True
-
-    def _repeat(self) -> None:
-        """Repeat the latest exchange until it succeeds, unless another worker has sent its result."""
-        while self._kept is not None and self.trainer.step <= self._step.number:
-            self._replica.flat.gradients.copy_(self._kept)
-            if self.trainer.guard(lambda: self._exchange(self._step, self._rate)) is not None:
-                self.trainer.step = self._step.number + 1
-                return
-
-    def _exchange(self, step: Step, learning_rate: float) -> bool:
-        self._replica.begin(step)
-        return self._replica.exchange(step, learning_rate)
-
-    def _keep(self) -> None:
-        gradients = self._replica.flat.gradients
-        if self._kept is None or self._kept.shape != gradients.shape:
-            self._kept = gradients.clone()
-        else:
-            self._kept.copy_(gradients)
-
-
-class LoggedSteps(StepRetry):
-    """Takes the steps of a user's loop with logged exchanges: a failure does not end an exchange."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        super().__init__(trainer)
-        assert trainer.replica.part.exchanger is not None, "made for it"
-        self._exchanger = trainer.replica.part.exchanger
-        self._exchanger.keeps = True
-
-    def take(self, step: Step, learning_rate: float) -> None:
-        self._replica.flat.gather_gradients()
-        self.trainer.step = step.number
-        self._exchange(step, learning_rate)
+        with suppress(Again):  # the run of this worker's group is over
+            self._replica.begin(step)
+            self._replica.exchange(step, learning_rate)
         self.trainer.step = step.number + 1
 
     def average(self, step: Step, place: int = 0) -> None:
@@ -898,7 +819,11 @@ class LoggedSteps(StepRetry):
         self.trainer.step = step + 1
 
     def sum(self, vector: Tensor) -> None:
-        vector.copy_(self._exchanger.sum(vector))
+        """Overwrite a vector with the sum of all workers'."""
+        if self._exchanger is None or self.trainer.regroup is None:
+            self.trainer.workers.all_reduce(vector)
+        else:
+            vector.copy_(self._exchanger.sum(vector))
 
     def share_anew(self, name: str) -> None:
         """Continue with a flat vector of another size, made equal to worker 0's.
@@ -908,16 +833,34 @@ class LoggedSteps(StepRetry):
         Args:
             name: unique name of this occasion.
         """
-        workers = self.trainer.workers
+        workers, exchanger = self.trainer.workers, self._exchanger
+        assert exchanger is not None, "only workers with the mean of all gradients do"
         anew = workers.subgroup(name, range(workers.size))
         anew.broadcast(self._replica.flat.vector)
-        self._exchanger.log.forget()  # its results are of the size before, and all have merged them
-        self._exchanger.over(anew, self._exchanger.members)
+        exchanger.log.forget()  # its results are of the size before, and all have merged them
+        exchanger.over(anew, exchanger.members)
+
+    def regroup(self) -> None:
+        """Regroup with the present workers, between two steps.
+
+        Raises:
+            PeerLost: a rank has failed without which the run cannot continue.
+        """
+        self.guard(_called)
 
     def guard(self, act: Callable[[], object]) -> None:
+        """Call `act`, which communicates between two steps; if a worker fails during that, regroup and leave it out.
+
+        Gradients that the next step has computed already are kept.
+
+        Raises:
+            PeerLost: a rank has failed without which the run cannot continue.
+        """
         regrouping, flat = self.trainer.regrouping, self._replica.flat
         try:
             act()
+            return
+        except Again:
             return
         except PeerLost as loss:
             if regrouping is None or not regrouping.recovers_from(loss):

@@ -22,8 +22,8 @@ class OnLoss(StrEnum):
         GO_ON: the others continue unchanged.
         REGROUP: the workers, all synchronous, agree on the next view (`Logged`). Every wait of their parts must
             then be on the workers' communicator, which is revoked.
-        REGROUP_GROUP: the workers of its group regroup independently of the other groups
-            (`RegroupsApart.reassemble`); servers decide the members of a group.
+        REGROUP_GROUP: the workers of its group do so, independently of the other groups; the first server makes the
+            views.
     """
 
     STOP = "stop"

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -467,7 +467,7 @@ class HearsOfStop:
 
 
 class Logged(HearsOfStop):
-    """Base of a part with logged exchanges, below which all workers regroup.
+    """Base of a part with logged exchanges, below which workers regroup: all, or those of each group.
 
     Attributes:
         exchanger: object that carries out the exchanges.
@@ -518,46 +518,6 @@ class CommonStart(WorkerPart, Logged, Presents, HoldsModel):
 
         Args:
             vector: parameters, `(size,)`, the same bits on all workers; copied.
-        """
-        raise NotImplementedError
-
-
-class Reassembled(NamedTuple):
-    """View of a group after one of its members failed or joined.
-
-    Attributes:
-        step: number of steps that all members have done now.
-        over: whether training is complete, and members only have to leave.
-        there: generation of each member, by worker index, in ascending order.
-        absent: indices of the group's workers that are not members.
-        round: number of regroupings of the group.
-    """
-
-    step: int
-    over: bool
-    there: dict[int, int]
-    absent: tuple[int, ...]
-    round: int
-
-
-class RegroupsApart:
-    """Base of a part with a group that regroups independently (`OnLoss.REGROUP_GROUP`)."""
-
-    @property
-    def due(self) -> bool:
-        """Whether another worker waits to join this worker's group."""
-        return False
-
-    def reassemble(self, *, enters: bool) -> Reassembled:
-        """Continue with the live members of this worker's group.
-
-        Pending exchanges of the group are canceled, and all members repeat a step that servers have not applied.
-
-        Args:
-            enters: whether this worker is a replacement, which has not been in the group.
-
-        Raises:
-            PeerLost: another member failed during the call, which is then called again; or a server failed.
         """
         raise NotImplementedError
 
@@ -620,9 +580,6 @@ class WorkerCalls:
         )
         self._hears = part if isinstance(part, HearsOfStop) else None
         self.logged = part if isinstance(part, Logged) else None
-        self._apart = part if isinstance(part, RegroupsApart) else None
-        if isinstance(part, RegroupsApart):
-            self.reassemble = part.reassemble
 
     @property
     def staleness(self) -> Counter[int]:
@@ -658,11 +615,6 @@ class WorkerCalls:
     def exchanger(self) -> Exchanger[Any] | None:
         """See `Logged`."""
         return None if self.logged is None else self.logged.exchanger
-
-    @property
-    def due(self) -> bool:
-        """See `RegroupsApart`; False where the group does not regroup independently."""
-        return self._apart is not None and self._apart.due
 
 
 def _nothing() -> None:

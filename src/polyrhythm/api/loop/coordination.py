@@ -57,7 +57,7 @@ class UserWorkload:
         self.replica = replica
         self._regrouped = regrouped
 
-    def share_out(self, place: int, present: int) -> None:
+    def share_out(self, absent: tuple[int, ...], place: int, present: int) -> None:
         """Keep the share of the current epoch: the next one is divided again."""
         self._regrouped()
 

@@ -35,7 +35,7 @@ from polyrhythm.communication.message import pack_tensors, unpack_tensors
 from polyrhythm.errors import OutOfStep, RequestError, RunError
 from polyrhythm.roles.control_messages import ShardState
 from polyrhythm.roles.replica import FlatReplica, Replica
-from polyrhythm.roles.trainer import LoggedSteps, StepRetry
+from polyrhythm.roles.trainer import LoopSteps
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import State
@@ -201,7 +201,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        steps: StepRetry,
+        steps: LoopSteps,
         lazy_start: LazyStart,
         weight: StepWeight,
         mean: Mean,
@@ -285,7 +285,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if own is not None:
             if own.closure is None and not self.gradients.averaged:
                 self._average()
-            self._logged.update(self.steps, self._rates[self._lead])
+            self._steps.update(self.steps, self._rates[self._lead])
             self._stepped_to_here()
             if own.closure is not None:
                 loss, own.closure = own.loss, None
@@ -317,11 +317,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._replica.flat.spread_gradients()
         for position in self._replica.flat.without_gradient:
             self._replica.flat.views[position].parameter.grad = None
-
-    @property
-    def _logged(self) -> LoggedSteps:
-        assert isinstance(self._steps, LoggedSteps), "workers with the mean of all gradients keep a log"
-        return self._steps
 
     def finish(self) -> None:
         """Agree with the others that no step remains, where every worker holds the mean of all gradients.
@@ -380,7 +375,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.gradients.note_missing()
             self._steps_average(0.0, 0)
             # Its result is overwritten in the end; so this worker is at the others' step if one fails.
-            self._logged.update(self.steps, self._lead_rate)
+            self._steps.update(self.steps, self._lead_rate)
             self.steps += 1
             return
         if self._was_averaged:
@@ -439,7 +434,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._several = True
         try:
             with self.waiting(self.place):
-                self._logged.average(Step(self.steps, weight), place)
+                self._steps.average(Step(self.steps, weight), place)
         except OutOfStep:
             raise OutOfStep(self.where_all_are(self._where(place))) from None
         if self.uneven:
@@ -574,7 +569,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._epoch_began_at = self.steps
 
     def regroup(self) -> None:
-        """Regroup with the present workers; see `StepRetry.regroup`."""
+        """Regroup with the present workers; see `LoopSteps.regroup`."""
         self._between_steps(self._steps.regroup)
 
     def _between_steps(self, act: Callable[[], None]) -> None:
@@ -731,7 +726,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimized = [each for group in self.param_groups for each in group["params"]]
             flat.gather_parameters()
             flat.grow(self._replica.model, optimized)
-            self._logged.share_anew(f"group {len(self.param_groups)}")
+            self._steps.share_anew(f"group {len(self.param_groups)}")
             flat.spread_parameters()
             self._lazy_start.placed = PlacedParameters(self._replica.model, flat)
             self.has_grown = True

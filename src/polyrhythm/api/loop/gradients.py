@@ -29,7 +29,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.hooks import RemovableHandle
 
 import polyrhythm
-from polyrhythm.roles.trainer import StepRetry
+from polyrhythm.roles.trainer import LoopSteps
 from polyrhythm.training.flat_parameters import FlatParameters
 
 
@@ -172,7 +172,7 @@ class Gradients:
         """Whether they were changed after the backward pass; False where no pass has ended."""
         return self._version is not None and self._flat.gradients._version != self._version
 
-    def mean_of(self, steps: StepRetry, weight: float) -> None:
+    def mean_of(self, steps: LoopSteps, weight: float) -> None:
         """Overwrite the gradients with the workers' weighted mean, under `Mean.ASKED`; all must call it.
 
         Args:

@@ -222,12 +222,12 @@ class Leader(ControlPlane):
 
     # Requests of a worker to the control plane.
 
-    def wait_with(self, regroup: Regroup | GroupRegroup) -> None:
+    def wait_with(self, regroup: Regroup) -> None:
         """Set what regroups all workers, or worker 0's group, while this worker waits for states."""
-        if isinstance(regroup, Regroup):
-            self._regroup = regroup
-        else:
+        if isinstance(regroup, GroupRegroup):
             self._group = regroup
+        else:
+            self._regroup = regroup
 
     def await_leader(self, loss: PeerLost) -> bool:
         return False

@@ -170,18 +170,6 @@ class LocalOptimizer:
             ):
                 part.copy_(value.view(part.shape))
 
-    def missed_average(self, newest: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Keep, overwrite or reset the state after a mean that only other workers have received.
-
-        Args:
-            newest: state tensors of a worker that has received it, and may have taken further steps.
-            facts: other values of that state.
-        """
-        if self._at_average == "average":
-            self.load_state(newest, facts)
-        else:
-            self.models_averaged(None)
-
     def state(self) -> State:
         """Return everything that a resumed optimizer needs."""
         return self._optimizer.state()

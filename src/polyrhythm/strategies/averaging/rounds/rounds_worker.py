@@ -183,15 +183,10 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
     Args:
         setting: setting of the worker.
         rounds: configuration of the rounds.
-
-    Attributes:
-        group_met: step of the group's latest mean on this worker.
-        met_by_any: step of the group's latest mean on any of its workers, where a failed mean is not repeated.
     """
 
     def __init__(self, setting: WorkerSetting, rounds: Rounds) -> None:
         super().__init__()
-        self.group_met = self.met_by_any = _NEVER
         self._workers = setting.workers
         self._flat = setting.flat
         self._rounds = rounds
@@ -211,7 +206,6 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         self._weight = 1.0
         self._shares, self._steps = 0.0, 0
         self._beginning: Tensor | None = None
-        self._done = 0
         self._updated = _NEVER
         self._stop_requested = False
         self._heard = False
@@ -219,7 +213,7 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         self._resumed: Tensor | None = None
 
     def start(self, step: int) -> int:
-        self._done, self.exchanger.since = step, self._rounds.began(step)
+        self.exchanger.since = self._rounds.began(step)
         if self._resumed is not None:
             self._flat.vector.copy_(self._resumed)
             self._resumed = None
@@ -232,6 +226,12 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         self.exchanger.prepare()
         return step
 
+    def begin_at(self, step: int) -> None:
+        """Start at a step with the flat vector as it is, the same on all workers."""
+        self.exchanger.since = self._rounds.began(step)
+        self._resumed = None
+        self._start_outer()
+
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         if self._updated != step.number:  # else this worker joined at the mean after the step
             self._go_apart()
@@ -242,14 +242,8 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         if self._rounds.ends(step.number):
             self._end_round()
             self.exchanger.since = step.number + 1
-        elif (
-            self._of_group is not None
-            and self._rounds.group_ends(step.number)
-            and step.number > self.met_by_any
-        ):
+        elif self._of_group is not None and self._rounds.group_ends(step.number):
             self._meet_group()
-            self.group_met = step.number
-        self._done = step.number + 1
         return self._heard or (self._stop_requested and self.exchanger.workers.size == 1)
 
     def update(self, weight: float, learning_rate: float, share: float = 1.0) -> None:
@@ -299,20 +293,6 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         """
         return self._heard and not self._apart
 
-    def begin_round(self, newest: State) -> None:
-        """Start the next round after a mean that only other workers have received; the flat vector holds its result.
-
-        Args:
-            newest: state of a worker that has received it.
-        """
-        tensors, facts = newest
-        self.exchanger.sums.commit()
-        self._optimizer.missed_average(below(_OPTIMIZER, tensors), facts["optimizer"])
-        for prefix, rule in self._rules():
-            if prefix == _OUTER:
-                rule.load_state((below(prefix, tensors), facts[prefix]))
-        self._apart, self._weight, self._beginning = False, 1.0, None
-
     def to_enter_with(self) -> State:
         tensors, facts = self.state()
         own = {
@@ -324,7 +304,7 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         """Start with another worker's model, without its compression errors."""
         facts = state[1]
         self.load_state(({**state[0], "vector": self._flat.vector}, facts))
-        self._resumed, self._heard, self._done = None, facts["heard"], step
+        self._resumed, self._heard = None, facts["heard"]
 
     def come_in(self, joins: int) -> None:
         if joins == MODELS:

@@ -7,12 +7,11 @@
 
 A new speaker's pull waits until the old one's loss is known here; no message of the old one can follow.
 
-The first server also decides the membership of groups. It keeps a roster of each group, and its decision
-replaces an agreement:
+The first server also makes the views of groups, from reports on the members' logs (see `communication.log`):
 
-    member breaks a step off ─▶ BROKEN(round) ───┐
-    replacement of a lost one ▶ JOIN(generation) ┼─▶ all present members of the group have sent one ─▶ REGROUP
-    a member is lost ────────────────────────────┘
+    member interrupts a step ──▶ StepBroken(view, report) ─┐
+    replacement of a lost one ─▶ StepBroken(generation) ───┼─▶ all present members have sent one ─▶ MembershipView
+    a member is lost ──────────────────────────────────────┘
 
 A group that has finished its run has nothing to regroup for: a member that asks is dismissed. Its last step
 may be on one shard and not on another, if its speaker died in the meantime; so once a member is lost, the
@@ -23,137 +22,43 @@ first server may have had no answer of another yet when its speaker died: the fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json, unpack_json
-from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, payload
+from polyrhythm.communication.control_message import VIEW_TAG, ControlMessage, MembershipView, StepBroken
+from polyrhythm.communication.log import Report, form
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
+from polyrhythm.strategies.parameter_server.serving.admission import admit_bare
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.strategies.server_part import CountsLatestStaleness, ServerSetting, ServerStats
 from polyrhythm.strategies.state import State
 
-WORD_TAG = 1
-"""Nothing else that a server sends a worker can be taken for a word about its group."""
-
 
 @dataclass(frozen=True)
-class Formation:
-    """The members of a group that continue together.
+class SomeoneWaits(ControlMessage):
+    """Notice to the speaker of a group that a worker waits for admission.
 
     Attributes:
-        round: number of the group's earlier formations.
-        ranks: ranks of the members, in order of their seniority; the first speaks for the group.
-        generations: number of predecessors of each member.
+        number: number of the group's present view.
     """
 
-    round: int
-    ranks: tuple[int, ...]
-    generations: tuple[int, ...]
-
-    def message(self) -> Message:
-        """Pack it to be sent."""
-        return Message(Kind.REGROUP, pack_json(asdict(self)), tag=WORD_TAG)
-
-    @classmethod
-    def of(cls, message: Message) -> Formation:
-        """Read what `message` packed."""
-        told = unpack_json(payload(message))
-        return cls(told["round"], tuple(told["ranks"]), tuple(told["generations"]))
+    KIND = Kind.REGROUP_AT
+    TAG = VIEW_TAG
+    number: int
 
 
 @dataclass(frozen=True)
-class Broken:
-    """A member has broken a step off.
+class Dismissal(ControlMessage):
+    """Notice to members of a finished group, for which there is no further view.
 
     Attributes:
-        round: round of the formation in which it was.
-        taken: steps with its own part computed.
-        known: contributions of the group with known numbers.
+        steps: number of steps in the group's contributions.
     """
 
-    round: int
-    taken: int = 0
-    known: int = 0
-
-    def message(self) -> Message:
-        """Pack it to be sent."""
-        return Message(Kind.BROKEN, version=self.round, step=self.taken, weight=float(self.known))
-
-    @classmethod
-    def of(cls, message: Message) -> Broken:
-        """Read what `message` packed."""
-        known = message.weight
-        return cls(message.version, max(0, message.step), int(known) if 0 <= known < _MOST_KNOWN else 0)
-
-
-_MOST_KNOWN = 1 << 53
-"""Up to here a message's weight holds every whole number."""
-
-
-@dataclass(frozen=True)
-class Returning:
-    """A replacement of a lost member asks for admission, with the number of its predecessors."""
-
-    generation: int
-
-    def message(self) -> Message:
-        """Pack it to be sent."""
-        return Message(Kind.JOIN, version=self.generation)
-
-    @classmethod
-    def of(cls, message: Message) -> Returning:
-        """Read what `message` packed."""
-        return cls(message.version)
-
-
-def member_word(message: Message) -> Broken | Returning:
-    """Read a member's message about its group."""
-    if message.kind is Kind.BROKEN:
-        return Broken.of(message)
-    return Returning.of(message)
-
-
-@dataclass(frozen=True)
-class SomeoneWaits:
-    """Notice to the speaker of a group, in this formation, that a worker waits for admission."""
-
-    round: int
-
-    def message(self) -> Message:
-        """Pack it to be sent."""
-        return Message(Kind.JOIN, version=self.round, tag=WORD_TAG)
-
-    @classmethod
-    def of(cls, message: Message) -> SomeoneWaits:
-        """Read what `message` packed."""
-        return cls(message.version)
-
-
-@dataclass(frozen=True)
-class Dismissal:
-    """Notice to members of a finished group: its number of steps, and whether they must stop before all."""
-
+    KIND = Kind.LEAVE
+    TAG = VIEW_TAG
     steps: int
-    stop: bool
-
-    def message(self) -> Message:
-        """Pack it to be sent."""
-        return Message(Kind.LEAVE, step=self.steps, stop=self.stop, tag=WORD_TAG)
-
-    @classmethod
-    def of(cls, message: Message) -> Dismissal:
-        """Read what `message` packed."""
-        return cls(message.step, message.stop)
-
-
-def group_word(message: Message) -> Formation | SomeoneWaits | Dismissal:
-    """Read the first server's message about a group, with `WORD_TAG`."""
-    if message.kind is Kind.REGROUP:
-        return Formation.of(message)
-    if message.kind is Kind.JOIN:
-        return SomeoneWaits.of(message)
-    return Dismissal.of(message)
 
 
 @dataclass(frozen=True)
@@ -179,30 +84,31 @@ class GroupSteps:
 
 
 class Roster:
-    """Keeps track of one group's members, from formation to formation.
+    """Keeps track of one group's members, from view to view.
 
     Attributes:
-        ranks: ranks of the present formation, with those that have been lost since.
-        round: round of the present formation.
+        ranks: ranks of the present view, with those that have been lost since, in order of their seniority.
+        number: number of the present view.
         gone: lost ones among the ranks.
-        waiting: members that have broken a step off.
-        absent: by rank, the stretches of contributions, `[first, last + 1]`, of formations without it; the
-            last is None until it is back.
+        waiting: reports of the members that have interrupted a step.
+        absent: by rank, the stretches of contributions, `[first, last + 1]`, of views without it; the last is None
+            until it is back.
         missed: stretches of steps, `[rank, first, one past the last]`, with a member's part that is in no
             model.
 
     Args:
         ranks: ranks of its members.
+        first: index of the first member among all workers of the run.
         steps: steps of a contribution.
     """
 
-    def __init__(self, ranks: tuple[int, ...], steps: int = 1) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: tuple[int, ...], first: int = 0, steps: int = 1) -> None:
+        self.ranks = self._everyone = ranks
+        self._first = first
         self._steps = steps
-        self._taken = self._known = 0
-        self.round = 0
+        self.number = 0
         self.gone: set[int] = set()
-        self.waiting: set[int] = set()
+        self.waiting: dict[int, Report] = {}
         self._entering: dict[int, int] = {}
         self._generations = dict.fromkeys(ranks, 0)
         self._called = False
@@ -216,90 +122,104 @@ class Roster:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all present members wait for the next formation."""
-        staying = [rank for rank in self.ranks if rank not in self.gone]
-        return bool(self.waiting or self._entering) and self.waiting.issuperset(staying)
+        """Whether all present members wait for the next view."""
+        return bool(self.waiting or self._entering) and self.waiting.keys() >= set(self._staying)
 
-    def may_enter(self, rank: int) -> bool:
-        """Return whether a rank may be a replacement's: its predecessor is lost."""
-        return rank in self.gone or rank not in self.ranks
+    @property
+    def _staying(self) -> list[int]:
+        return [rank for rank in self.ranks if rank not in self.gone]
 
-    def hear(self, rank: int, round_: int, taken: int = 0, known: int = 0) -> None:
-        """Note that a member has broken a step off; its messages from an earlier formation do not count any more.
+    def on_message(self, rank: int, word: StepBroken) -> None:
+        """Record that a member has interrupted a step, or that a replacement asks for admission.
 
-        Args:
-            rank: rank of the member.
-            round_: round of its formation.
-            taken: see `Broken`.
-            known: see `Broken`.
+        Reports of earlier views are ignored.
+
+        Raises:
+            RefusedMessage: a replacement asks while its predecessor is present.
         """
-        if round_ == self.round and rank in self.ranks and rank not in self.gone:
-            self.waiting.add(rank)
-            self._taken, self._known = max(self._taken, taken), max(self._known, known)
-
-    def enter(self, rank: int, generation: int) -> None:
-        """Note that a replacement wants to take part."""
-        self._entering[rank] = generation
+        if word.generation > self._generations[rank]:
+            if rank in self._staying:
+                raise RefusedMessage(Reason.ORDER, f"rank {rank} asked to be let in, and is there")
+            self._entering[rank] = word.generation
+        elif word.number == self.number and rank in self._staying:
+            self.waiting[rank] = word.report
 
     def lose(self, rank: int) -> None:
         """Strike a rank off."""
         self._entering.pop(rank, None)
-        self.waiting.discard(rank)
+        self.waiting.pop(rank, None)
         self.gone.add(rank)
 
     def to_call(self) -> int | None:
-        """Return the member to notify, once a formation, that a worker waits for admission; None if there is none."""
+        """Return the member to notify, once a view, that a worker waits for admission; None if there is none."""
         speaker = self.ranks[0]
-        if not self._entering or self._called or speaker in self.gone | self.waiting:
+        if not self._entering or self._called or speaker in self.gone or speaker in self.waiting:
             return None
         self._called = True
         return speaker
 
-    def form(self, steps: int) -> Formation:
-        """Make the next formation of all waiting members, in order of their seniority.
+    def form(self, contributions: int) -> MembershipView:
+        """Make the next view of all waiting members, in order of their seniority: the first speaks for the group.
+
+        Without a member that has a state, all begin with the servers'.
 
         Args:
-            steps: contributions of the group that a server has.
+            contributions: contributions of the group that a server has.
         """
-        staying = [rank for rank in self.ranks if rank not in self.gone]
-        if staying and self._steps > 1:
-            self._note_missed(steps)
+        reports = {rank: self.waiting[rank] for rank in self._staying} | dict.fromkeys(
+            self._entering, Report()
+        )
+        of = {rank: self._everyone.index(rank) for rank in reports}
+        formed = form({of[rank]: report for rank, report in reports.items()})
+        newest = Report() if formed is None else reports[self._everyone[formed.newest]]
+        if formed is not None and self._steps > 1:
+            self._note_missed(newest)
+        self.ranks = (*self._staying, *sorted(self._entering))
         self._generations |= self._entering
-        self.ranks = (*staying, *sorted(self._entering))
-        self.round += 1
-        self._note_absent(steps)
+        self.number += 1
+        self._note_absent(contributions)
         self._begin()
-        return Formation(self.round, self.ranks, tuple(self._generations[rank] for rank in self.ranks))
+        first = self._first
+        return MembershipView(
+            number=self.number,
+            workers=tuple(first + of[rank] for rank in self.ranks),
+            generations=tuple(self._generations[rank] for rank in self.ranks),
+            step=newest.steps,
+            over=newest.over,
+            begins=0 if formed is None else formed.begins,
+            gives=() if formed is None else tuple((first + a, first + b) for a, b in formed.gives),
+            hands=()
+            if formed is None
+            else tuple((entry, first + a, first + b) for entry, a, b in formed.hands),
+        )
 
     def dismiss(self) -> list[int]:
-        """Return the waiting members, for which there will be no formation."""
-        waiting = sorted(self.waiting | set(self._entering))
+        """Return the waiting members, for which there will be no view."""
+        waiting = sorted({*self.waiting, *self._entering})
         self.waiting.clear()
         self._entering.clear()
-        self._taken = self._known = 0
         return waiting
 
-    def _note_missed(self, steps: int) -> None:
+    def _note_missed(self, newest: Report) -> None:
         """Record the lost parts of a round in progress, and those of new members, with models that do not count yet."""
-        first, taken = max(steps, self._known) * self._steps, self._taken
+        first, taken = newest.since, newest.steps + newest.inside
         if taken > first:
             self.missed += [[rank, first, taken] for rank in sorted(self.gone)]
             self.missed += [[rank, taken, first + self._steps] for rank in sorted(self._entering)]
 
-    def _note_absent(self, steps: int) -> None:
-        for rank in self._generations:
+    def _note_absent(self, contributions: int) -> None:
+        for rank in self._everyone:
             stretches = self.absent.setdefault(rank, [])
             is_open = bool(stretches) and stretches[-1][1] is None
             if rank in self.ranks and is_open:
-                stretches[-1][1] = steps
+                stretches[-1][1] = contributions
             elif rank not in self.ranks and not is_open:
-                stretches.append([steps, None])
+                stretches.append([contributions, None])
 
     def _begin(self) -> None:
         self.waiting.clear()
         self._entering.clear()
         self.gone.clear()
-        self._taken = self._known = 0
         self._called = False
 
 
@@ -336,7 +256,8 @@ class GroupServer(CountsLatestStaleness):
         self._name_of = {rank: ranks[0] for ranks in groups for rank in ranks}
         self._speakers = {ranks[0]: ranks[0] for ranks in groups}
         self._round_steps = round_steps
-        self._rosters = {ranks[0]: Roster(ranks, round_steps) for ranks in groups}
+        workers = setting.roles.workers
+        self._rosters = {ranks[0]: Roster(ranks, workers.index(ranks[0]), round_steps) for ranks in groups}
         self._undisturbed = True
         self._silent: set[int] = set()
         self._through: set[int] = set()
@@ -399,7 +320,7 @@ class GroupServer(CountsLatestStaleness):
         if kind is _PULL and not message.stop:
             admit_bare(message)
             return self._hear_next_speaker(name, source)
-        if kind in (Kind.BROKEN, Kind.JOIN):
+        if kind is Kind.BROKEN:
             return self._hear_member(name, source, message)
         raise RefusedMessage(
             Reason.SENDER, f"a server heard {kind.name} from rank {source}, which speaks for no group"
@@ -539,17 +460,11 @@ class GroupServer(CountsLatestStaleness):
 
     def _hear_member(self, name: int, source: int, message: Message) -> list[Reply]:
         roster = self._rosters[name]
-        if not self._is_first or message.tensor is not None:
+        if not self._is_first:
             raise RefusedMessage(
                 Reason.KIND, f"{message.kind.name} from rank {source} is not for this server"
             )
-        word = member_word(message)
-        if isinstance(word, Broken):
-            roster.hear(source, word.round, word.taken, word.known)
-        elif roster.may_enter(source):
-            roster.enter(source, word.generation)
-        else:
-            raise RefusedMessage(Reason.ORDER, f"rank {source} asked to be let in, and is there")
+        roster.on_message(source, StepBroken.from_message(message))
         return self._settle(name)
 
     def _settle(self, name: int) -> list[Reply]:
@@ -559,7 +474,7 @@ class GroupServer(CountsLatestStaleness):
         roster = self._rosters[name]
         if self._is_over(name):
             steps = self._session.steps_of(name)
-            word = Dismissal(steps, stop=not self._has_all(name)).message()
+            word = Dismissal(steps * self._round_steps).message()
             dismissed: list[Reply] = [(rank, word) for rank in roster.dismiss()]
             if not dismissed:
                 return []
@@ -570,10 +485,10 @@ class GroupServer(CountsLatestStaleness):
                 dismissed += self._addressed(self._lose_group(name))
             return dismissed + (self._told_of_end(name, steps) if name in self._through else [])
         if roster.is_complete:
-            formation = roster.form(self._session.steps_of(name))
-            return [(rank, formation.message()) for rank in formation.ranks]
+            view = roster.form(self._session.steps_of(name)).message()
+            return [(rank, view) for rank in roster.ranks]
         called = roster.to_call()
-        return [] if called is None else [(called, SomeoneWaits(roster.round).message())]
+        return [] if called is None else [(called, SomeoneWaits(roster.number).message())]
 
     def _is_over(self, name: int) -> bool:
         """Return whether a group takes no step any more, on any shard, nor has one to take again."""
