@@ -417,8 +417,10 @@ class GroupRegroup(Regroup):
 
     def _end(self, word: Dismissal) -> None:
         """Leave: the servers have all contributions of the group, or all workers stop."""
-        report = self._word.report
-        self.step = word.steps if report.fresh or not self._exchanger.keeps else report.steps + report.inside
+        report, total = self._word.report, self._part.total
+        own = not report.fresh and self._exchanger.keeps
+        step = report.steps + report.inside if own else word.steps
+        self.step = step if total is None else min(step, total)
         self.over = self._exchanger.ended = True
         rank, observer = self._world.network.rank, self._world.observer
         if observer is not None:

@@ -488,7 +488,7 @@ class TrainingRun:
         done, end, stopped = max(done, calendar.start(epoch)), calendar.start(epoch + 1), False
         while done < end and not stopped:
             taken = trainer.guard(lambda: self._stretch(epoch, done, end))  # noqa: B023 (called at once)
-            done, stopped = taken or (min(trainer.step, calendar.total_steps), trainer.stops)
+            done, stopped = taken or (trainer.step, trainer.stops)
         last = epoch + 1 == calendar.epochs
         return done, epoch + 1, stopped and not (last and done >= end)
 

@@ -472,10 +472,12 @@ class Logged(HearsOfStop):
     Attributes:
         exchanger: object that carries out the exchanges.
         group: number of neighboring workers that also exchange among themselves; 0: none do.
+        total: number of steps of every worker in the whole run, where groups regroup; None: not known.
     """
 
     exchanger: Exchanger[Any]
     group: int = 0
+    total: int | None = None
 
     def to_enter_with(self) -> State:
         """Return the initial state, other than parameters and log, of a worker that joins with a copy of this one's."""

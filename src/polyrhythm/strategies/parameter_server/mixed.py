@@ -338,7 +338,6 @@ class GroupPart:
         exchanger: exchanges of the group's members, pushes included.
         plan: plan of the optimizer that the servers run.
         steps: steps of a contribution.
-        apart: whether members have taken steps that are unknown to the servers.
         follows: optimizer of a user's own loop that its updates follow.
         servers: the group's link with the servers; set by `MixedWorker`.
     """
@@ -346,7 +345,6 @@ class GroupPart:
     exchanger: Exchanger[Any]
     plan: OptimizerPlan
     steps = 1
-    apart = False
     follows = Follows.NOTHING
     servers: ServersOfGroup
 
@@ -367,6 +365,11 @@ class GroupPart:
     def next_step(self, step: int) -> int:
         """Return the step after a completed one."""
         return step + 1
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the servers may have newer parameters for members that are between two steps."""
+        raise NotImplementedError
 
     def refresh(self) -> None:
         """Take note that the flat vector holds the servers' parameters."""
@@ -411,6 +414,7 @@ class Gradients(GroupPart):
         self.exchanger = Exchanger(group, mean, self._met)
         self._flat = setting.flat
         self._kept = torch.empty(0)
+        self._met_at: int | None = None
 
     def start(self, step: int) -> int:
         self.exchanger.prepare()
@@ -419,6 +423,7 @@ class Gradients(GroupPart):
     def _met(self, group: Communicator) -> None:
         if group is not self.servers.group:
             self.servers.meet(group)
+            self._met_at = self.servers.reached
         self.exchanger.since = self.servers.reached
 
     def begin(self, step: Step) -> None:
@@ -451,6 +456,11 @@ class Gradients(GroupPart):
 
     def next_step(self, step: int) -> int:
         return max(step + 1, self.servers.reached)
+
+    @property
+    def is_behind(self) -> bool:
+        # Where sums are in place, members may have begun their view in different exchanges between the same steps.
+        return self.exchanger.keeps or self._met_at != self.exchanger.since
 
     def _mean(self, mean: GradientMean, step: Step) -> tuple[float, bool]:
         """Replace the flat gradients by the group's mean; return its weight, and whether any member has to stop."""
@@ -493,6 +503,9 @@ class Models(GroupPart):
         setting: setting of this member.
         group: communicator of the first view.
         inside: strategy inside the group.
+
+    Attributes:
+        apart: whether members have taken steps that are unknown to the servers.
     """
 
     def __init__(self, setting: WorkerSetting, group: Communicator, inside: Strategy) -> None:
@@ -512,6 +525,7 @@ class Models(GroupPart):
         self._has_begun = False
         self._stop_requested = False
         self._saved: State | None = None
+        self.apart = False
 
     def start(self, step: int) -> int:
         shown, saved = self._flat.vector.clone(), self._saved
@@ -547,9 +561,15 @@ class Models(GroupPart):
 
     def step(self, step: Step, learning_rate: float) -> bool:
         """Take a step; at the end of a round all members hold the same model, and push the way back from it."""
-        self._stop_requested |= self._part.gradients_ready(step, learning_rate) or step.stop
+        if self.exchanger.since <= step.number:  # else this member joined at the push after the round's mean
+            self._stop_requested |= self._part.gradients_ready(step, learning_rate)
+        self._stop_requested |= step.stop
         self._done, self.apart = step.number + 1, True
         return False if self._done % self.steps else self._push()
+
+    @property
+    def is_behind(self) -> bool:
+        return not self.apart
 
     def refresh(self) -> None:
         self._read.copy_(self._flat.vector)
@@ -629,6 +649,7 @@ class MixedWorker(WorkerPart, Logged, OverlapsBackward, SkipsSteps, Presents, Ca
         self._flat = setting.flat
         self._inside = inside
         self.exchanger, self.follows = inside.exchanger, inside.follows
+        self.total = setting.steps
         self._leads_run = setting.workers.rank == 0
         self._servers = ServersOfGroup(setting, inside.plan, -(-(setting.steps or 0) // inside.steps))
         inside.servers = self._servers
@@ -659,8 +680,8 @@ class MixedWorker(WorkerPart, Logged, OverlapsBackward, SkipsSteps, Presents, Ca
         return self._inside.present()
 
     def catch_up(self) -> None:
-        """Take the newest parameters, the whole group together, unless its members are apart."""
-        if self._inside.apart:
+        """Take the newest parameters, the whole group together."""
+        if not self._inside.is_behind:
             return
         flat, keeps = self._flat, self.exchanger.keeps
 
