@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from conformance.jobs import blobs, make_job, result_of, strategy
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.events import Event, RunEnded, WorkerProgress
 from polyrhythm.roles.job import FaultTolerance, Job
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.trials import ExactGradients, play, try_seeds
 from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
-from polyrhythm.strategies.parameter_server.mixed import Gradients, Models
+from polyrhythm.strategies.parameter_server.mixed import Models, ServersOfGroup
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from sample import failures_of
 from simulation.deaths import events_of
@@ -103,8 +103,14 @@ def test_every_gradient_counts_once_under_many_seeds(spec: str) -> None:
 
 
 def test_a_step_that_a_new_speaker_leaves_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    regroup = Gradients.regroup
-    monkeypatch.setattr(Gradients, "regroup", lambda self, found: regroup(self, found) + 1)
+    meet = ServersOfGroup.meet
+
+    def hasty(self: ServersOfGroup, group: Communicator) -> None:
+        again = self.group is not None
+        meet(self, group)
+        self.reached += again
+
+    monkeypatch.setattr(ServersOfGroup, "meet", hasty)
     assert try_seeds(trial("mixed(replicas=3)", workers=6, steps=6), range(8)).failures
 
 
@@ -190,15 +196,7 @@ def test_what_a_lost_member_did_in_its_round_is_gone_and_nothing_else_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ranks 3 to 5 are the second group, for which 3 speaks; the mean reaches one after the other; sums are exact."""
-    last, handed_on = Last(monkeypatch), list[str]()
-    for name in ("_push_for", "_miss"):
-        inner = getattr(Models, name)
-
-        def noted(self: Models, *args: Any, name: str = name, inner: Any = inner) -> Any:
-            handed_on.append(name)
-            return inner(self, *args)
-
-        monkeypatch.setattr(Models, name, noted)
+    last = Last(monkeypatch)
     spec = f"mixed(replicas=3, inside=local_sgd(steps={_ROUNDS}, collective=binomial_tree))"
     tried = trial(spec, workers=6, steps=3 * _ROUNDS, step_time="constant(seconds=0.01)")
     exact = ExactGradients(tried.dry_run.stand_in.numbers, 6)
@@ -208,8 +206,10 @@ def test_what_a_lost_member_did_in_its_round_is_gone_and_nothing_else_is(
         faults = parse_faults(f"kill(rank={rank}, at_s={at_ms / 1000})")
         play(replace(tried, faults=faults), 1, lambda event: None)
         left = [member for member in (3, 4, 5) if member != rank]
-        for rounds in range(4):
-            there = [(3, 4, 5) if number < rounds else left for number in range(3)]
+        ways = [(rounds, [(3, 4, 5)] * rounds + [left] * (3 - rounds)) for rounds in range(4)]
+        # One that had not begun takes part in the first round with a copy of another's model, which counts once.
+        ways += [(0, [[alone], left, left]) for alone in left]
+        for rounds, there in ways:
             second = sum(moved(exact, ranks, number) for number, ranks in enumerate(there))
             if torch.equal(last.values, -(first + second)):
                 with_all[rank, at_ms] = rounds
@@ -217,17 +217,18 @@ def test_what_a_lost_member_did_in_its_round_is_gone_and_nothing_else_is(
     of_speaker, of_other = ([with_all[kill] for kill in KILLS if kill[0] == rank] for rank in (3, 4))
     assert (of_speaker, of_other) == (sorted(of_speaker), sorted(of_other))
     assert (set(of_speaker), set(of_other)) == ({0, 1, 2, 3}, {0, 1})
-    assert set(handed_on) == {"_push_for", "_miss"}
 
 
 def test_movements_that_are_forgotten_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model begins its round anew."""
-    go_on = Models._go_on_at
+    met = Models._met
 
-    def forgetful(self: Models, *args: Any) -> None:
-        self._moved = None
-        go_on(self, *args)
+    def forgetful(self: Models, group: Communicator) -> None:
+        again = group is not self.servers.group
+        met(self, group)
+        if again:
+            self._flat.vector.copy_(self._read)
 
-    monkeypatch.setattr(Models, "_go_on_at", forgetful)
+    monkeypatch.setattr(Models, "_met", forgetful)
     with pytest.raises(AssertionError, match="killed at"):
         test_what_a_lost_member_did_in_its_round_is_gone_and_nothing_else_is(monkeypatch)

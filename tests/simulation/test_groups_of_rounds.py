@@ -50,13 +50,14 @@ def test_a_checkpoint_in_the_middle_of_a_round_is_gone_on_with(
     for path in later:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     gone_on: list[tuple[int, bool]] = []
-    inner = Models.resume
+    inner = Models.start
 
-    def resume(self: Models, step: int, contributions: int) -> bool:
-        gone_on.append((step, inner(self, step, contributions)))
-        return gone_on[-1][1]
+    def start(self: Models, step: int) -> int:
+        begun = inner(self, step)
+        gone_on.append((begun, self.apart))
+        return begun
 
-    monkeypatch.setattr(Models, "resume", resume)
+    monkeypatch.setattr(Models, "start", start)
     assert simulated(resumed(kept), UNEVEN).sha256 == whole.sha256
     assert gone_on == [(4, True)] * 4, first
 

@@ -204,8 +204,11 @@ class Roster:
         """Record the lost parts of a round in progress, and those of new members, with models that do not count yet."""
         first, taken = newest.since, newest.steps + newest.inside
         if taken > first:
+            last = first + self._steps
             self.missed += [[rank, first, taken] for rank in sorted(self.gone)]
-            self.missed += [[rank, taken, first + self._steps] for rank in sorted(self._entering)]
+            self.missed += [[rank, taken, last] for rank in sorted(self._entering)]
+            # Those that had not begun when another had.
+            self.missed += [[rank, first, last] for rank in self._staying if self.waiting[rank].fresh]
 
     def _note_absent(self, contributions: int) -> None:
         for rank in self._everyone:
