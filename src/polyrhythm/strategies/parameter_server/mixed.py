@@ -338,6 +338,7 @@ class GroupPart:
         exchanger: exchanges of the group's members, pushes included.
         plan: plan of the optimizer that the servers run.
         steps: steps of a contribution.
+        group: see `Logged`.
         follows: optimizer of a user's own loop that its updates follow.
         servers: the group's link with the servers; set by `MixedWorker`.
     """
@@ -345,6 +346,7 @@ class GroupPart:
     exchanger: Exchanger[Any]
     plan: OptimizerPlan
     steps = 1
+    group = 0
     follows = Follows.NOTHING
     servers: ServersOfGroup
 
@@ -517,7 +519,7 @@ class Models(GroupPart):
         self._part = part
         self.exchanger = part.exchanger
         self._met_inside, self.exchanger.met = part.exchanger.met, self._met
-        self.follows = part.follows
+        self.group, self.follows = part.group, part.follows
         self._worker = setting.workers.rank
         self._read = torch.zeros_like(setting.flat.vector)
         self._done = 0
@@ -648,7 +650,7 @@ class MixedWorker(WorkerPart, Logged, OverlapsBackward, SkipsSteps, Presents, Ca
         super().__init__()
         self._flat = setting.flat
         self._inside = inside
-        self.exchanger, self.follows = inside.exchanger, inside.follows
+        self.exchanger, self.group, self.follows = inside.exchanger, inside.group, inside.follows
         self.total = setting.steps
         self._leads_run = setting.workers.rank == 0
         self._servers = ServersOfGroup(setting, inside.plan, -(-(setting.steps or 0) // inside.steps))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polyrhythm.communication.control_message import VIEW_TAG, MembershipView, StepBroken
+from polyrhythm.communication.log import Report
 from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.groups.group_server import WORD_TAG, Formation, GroupServer
+from polyrhythm.strategies.parameter_server.groups.group_server import Dismissal, GroupServer
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -42,8 +44,16 @@ def shown(replies: list[Reply]) -> list[tuple[int, Kind, int, float | None]]:
     ]
 
 
-def broken(round_: int = 0) -> Message:
-    return Message(Kind.BROKEN, version=round_)
+def broken(number: int = 0, steps: int = 0, since: int = 0) -> Message:
+    return StepBroken(number=number, report=Report(steps=steps, since=since)).message()
+
+
+RETURNS = StepBroken(number=0, report=Report(), generation=1).message()
+
+
+def members(word: Message) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    view = MembershipView.from_message(word)
+    return view.number, view.workers, view.generations
 
 
 def test_another_speaks_under_the_groups_name_after_what_was_taken() -> None:
@@ -51,7 +61,7 @@ def test_another_speaks_under_the_groups_name_after_what_was_taken() -> None:
     server.on_message(2, push(1.0))
     assert server.on_loss(2) == []
     ((to, word),) = server.on_message(3, broken())
-    assert (to, word.tag, Formation.of(word)) == (3, WORD_TAG, Formation(1, (3,), (0,)))
+    assert (to, word.tag, members(word)) == (3, VIEW_TAG, (1, (3,), (0,)))
     assert shown(server.on_message(3, PULL)) == [(3, Kind.PARAMETERS, 1, -1.0)]
     assert shown(server.on_message(3, push(1.0, step=0))) == [(3, Kind.PARAMETERS, 1, -1.0)]  # again
     assert shown(server.on_message(3, push(2.0, step=1))) == [(3, Kind.PARAMETERS, 2, -3.0)]
@@ -71,12 +81,12 @@ def test_a_successor_is_let_in_when_the_speaker_has_broken_off() -> None:
     server = begun()
     server.on_loss(3)
     server.on_message(2, broken())
-    assert shown(server.on_message(3, Message(Kind.JOIN, version=1))) == [(2, Kind.JOIN, 0, None)]
+    assert shown(server.on_message(3, RETURNS)) == [(2, Kind.REGROUP_AT, 0, None)]
     words = server.on_message(2, broken(1))
     assert [to for to, _ in words] == [2, 3]
-    assert Formation.of(words[0][1]) == Formation(2, (2, 3), (0, 1))
+    assert members(words[0][1]) == (2, (2, 3), (0, 1))
     with pytest.raises(RefusedMessage, match="rank 3 asked to be let in, and is there"):
-        server.on_message(3, Message(Kind.JOIN, version=1))
+        server.on_message(3, StepBroken(number=0, report=Report(), generation=2).message())
 
 
 def test_who_asks_of_a_group_that_is_through_is_told_so_once_all_servers_have_its_last_step() -> None:
@@ -88,7 +98,9 @@ def test_who_asks_of_a_group_that_is_through_is_told_so_once_all_servers_have_it
     server.on_message(2, push(1.0))
     server.on_message(5, Message(Kind.REPORT, version=2, step=1))
     server.on_loss(2)
-    assert shown(server.on_message(3, broken())) == [(3, Kind.LEAVE, 1, None), (5, Kind.REPORT, 1, None)]
+    dismissed, told = server.on_message(3, broken())
+    assert (dismissed[0], Dismissal.from_message(dismissed[1]).steps) == (3, 1)
+    assert shown([told]) == [(5, Kind.REPORT, 1, None)]
 
 
 def test_the_final_parameters_are_worker_0s_though_another_speaks_for_its_group() -> None:
@@ -96,7 +108,7 @@ def test_the_final_parameters_are_worker_0s_though_another_speaks_for_its_group(
     server.on_loss(0)
     server.on_message(1, broken())
     server.on_message(1, PULL)
-    server.on_message(0, Message(Kind.JOIN, version=1))
+    server.on_message(0, RETURNS)
     server.on_message(1, broken(1))
     for speaker in (1, 2):
         server.on_message(speaker, push(1.0))
@@ -128,7 +140,8 @@ def test_a_group_whose_last_push_was_held_when_its_speaker_was_lost_is_waited_fo
     assert server.on_message(2, push(1.0)) == []
     assert server.on_loss(2) == []
     assert shown(server.on_message(0, push(3.0))) == [(0, Kind.PARAMETERS, 1, -2.0)]
-    assert shown(server.on_message(3, broken())) == [(3, Kind.LEAVE, 1, None)]
+    ((to, dismissed),) = server.on_message(3, broken())
+    assert (to, Dismissal.from_message(dismissed).steps) == (3, 1)
     server.on_message(0, LEAVE)
     assert shown(server.on_message(0, Message(Kind.PULL, stop=True))) == [(0, Kind.PARAMETERS, 1, -2.0)]
 
@@ -142,7 +155,11 @@ def test_of_rounds_steps_are_counted_and_odd_numbers_do_no_harm() -> None:
     server.on_message(2, push(1.0))
     assert server.steps == {0: 0, 1: 0, 2: 4, 3: 4}
     server.on_loss(3)
-    for known in (float("nan"), float("inf"), -1.0):
-        server.on_message(2, Message(Kind.BROKEN, version=9, step=-3, weight=known))
-    server.on_message(2, Message(Kind.BROKEN, step=7, weight=1.0))
+    for odd in (
+        Message(Kind.BROKEN, version=9, step=-3, weight=float("nan")),
+        Message(Kind.BROKEN, pack_json({})),
+    ):
+        with pytest.raises(RefusedMessage, match="a BROKEN message is no StepBroken"):
+            server.on_message(2, odd)
+    server.on_message(2, broken(steps=7, since=4))
     assert (server.stats().missed, server.absent[3]) == ([[3, 4, 7]], [[4, 4]])

@@ -4,60 +4,90 @@ from __future__ import annotations
 
 import pytest
 
-from polyrhythm.strategies.parameter_server.groups.group_server import Formation, Roster
+from polyrhythm.communication.control_message import StepBroken
+from polyrhythm.communication.log import Report
+from polyrhythm.communication.message import RefusedMessage
+from polyrhythm.strategies.parameter_server.groups.group_server import Roster
 
 
-def test_those_who_are_left_go_on_in_their_order_once_all_have_broken_off() -> None:
-    roster = Roster((4, 5, 6))
-    roster.hear(6, 0)
+def said(
+    number: int = 0, steps: int = 0, *, since: int = 0, merged: int = 0, inside: bool = False
+) -> StepBroken:
+    report = Report(steps=steps, merged=merged, opened=merged + inside, since=since, inside=inside)
+    return StepBroken(number=number, report=report)
+
+
+RETURNS = StepBroken(number=0, report=Report(), generation=1)
+
+
+def test_those_who_are_left_continue_in_their_order_once_all_have_reported() -> None:
+    roster = Roster((4, 5, 6), first=4)
+    roster.on_message(6, said())
     roster.lose(4)
     assert not roster.is_complete
-    roster.hear(5, 0)
+    roster.on_message(5, said())
     assert roster.is_complete
-    assert roster.form(7) == Formation(1, (5, 6), (0, 0))
+    view = roster.form(7)
+    assert (view.number, view.workers, view.generations) == (1, (5, 6), (0, 0))
     assert not roster.is_complete
 
 
-def test_a_successor_comes_last_so_who_speaks_for_the_group_stays() -> None:
-    roster = Roster((4, 5, 6))
+def test_a_replacement_comes_last_and_gets_the_state_of_the_most_advanced() -> None:
+    roster = Roster((4, 5, 6), first=4)
     roster.lose(4)
-    roster.enter(4, 1)
+    roster.on_message(4, RETURNS)
     assert not roster.is_complete
-    for rank in (5, 6):
-        roster.hear(rank, 0)
-    assert roster.form(3) == Formation(1, (5, 6, 4), (0, 0, 1))
+    roster.on_message(5, said(steps=3, merged=3))
+    roster.on_message(6, said(steps=4, merged=4))
+    view = roster.form(3)
+    assert (view.workers, view.generations, view.step) == ((5, 6, 4), (0, 0, 1), 4)
+    assert view.gives == ((6, 4), (6, 5))
 
 
-def test_the_speaker_is_called_once_for_those_who_wait_to_be_let_in() -> None:
+def test_the_first_member_is_called_once_for_those_who_wait_for_admission() -> None:
     roster = Roster((4, 5))
     roster.lose(5)
-    roster.hear(4, 0)
+    roster.on_message(4, said())
     roster.form(1)
     assert roster.to_call() is None
-    roster.enter(5, 1)
+    roster.on_message(5, RETURNS)
     assert roster.to_call() == 4
     assert roster.to_call() is None
 
 
-def test_what_was_said_of_an_earlier_formation_counts_no_more() -> None:
+def test_reports_of_an_earlier_view_do_not_count() -> None:
     roster = Roster((4, 5))
     roster.lose(5)
-    roster.hear(4, 0)
+    roster.on_message(4, said())
     roster.form(1)
-    roster.hear(4, 0)
+    roster.on_message(4, said())
     assert not roster.is_complete
     assert roster.dismiss() == []
 
 
-def test_a_successor_that_dies_before_it_is_let_in_leaves_the_place_lost() -> None:
+def test_a_replacement_that_dies_before_it_is_admitted_leaves_the_place_lost() -> None:
     roster = Roster((4, 5))
     roster.lose(5)
-    roster.enter(5, 1)
+    roster.on_message(5, RETURNS)
     roster.lose(5)
-    roster.hear(4, 0)
-    assert roster.form(2).ranks == (4,)
-    assert roster.may_enter(5)
-    assert not roster.may_enter(4)
+    roster.on_message(4, said())
+    assert roster.form(2).workers == (0,)
+    roster.on_message(5, RETURNS)
+    with pytest.raises(RefusedMessage, match="rank 4 asked to be let in, and is there"):
+        roster.on_message(4, RETURNS)
+
+
+def test_a_replacement_that_has_not_got_a_state_yet_asks_for_it_again() -> None:
+    roster = Roster((4, 5, 6), first=4)
+    roster.lose(4)
+    roster.on_message(4, RETURNS)
+    for rank in (5, 6):
+        roster.on_message(rank, said(steps=2))
+    assert roster.form(2).gives == ((5, 4),)
+    roster.lose(5)
+    roster.on_message(4, StepBroken(number=1, report=Report(), generation=1))
+    roster.on_message(6, said(1, steps=2))
+    assert roster.form(2).gives == ((6, 4),)
 
 
 def test_the_first_of_an_empty_group_forms_it_alone() -> None:
@@ -65,55 +95,51 @@ def test_the_first_of_an_empty_group_forms_it_alone() -> None:
     roster.lose(4)
     roster.lose(5)
     assert roster.is_empty
-    roster.enter(5, 1)
+    roster.on_message(5, RETURNS)
     assert (roster.is_empty, roster.is_complete) == (False, True)
-    assert roster.form(2) == Formation(1, (5,), (1,))
+    view = roster.form(2)
+    assert (view.number, view.workers, view.generations, view.gives) == (1, (1,), (1,), ())
 
 
 def test_steps_that_were_taken_without_a_member_are_known() -> None:
     roster = Roster((4, 5))
     roster.lose(5)
-    roster.hear(4, 0)
+    roster.on_message(4, said())
     roster.form(3)
     assert roster.absent == {4: [], 5: [[3, None]]}
-    roster.enter(5, 1)
-    roster.hear(4, 1)
+    roster.on_message(5, RETURNS)
+    roster.on_message(4, said(1))
     roster.form(8)
     assert roster.absent == {4: [], 5: [[3, 8]]}
 
 
-def test_a_formation_reads_back_as_the_same() -> None:
-    formation = Formation(2, (5, 4), (0, 3))
-    assert Formation.of(formation.message()) == formation
-
-
 @pytest.mark.parametrize(
-    ("has", "words", "missed"),
+    ("reports", "missed"),
     [
-        (2, [(4, 8, 2), (5, 7, 2)], [[6, 6, 8]]),  # two steps of the third round
-        (2, [(4, 9, 3), (5, 9, 2)], []),  # somebody knows the mean, which has them
-        (3, [(4, 9, 2), (5, 9, 2)], []),  # who was lost knew it, and servers do
-        (3, [(4, 10, 3), (5, 9, 2)], [[6, 9, 10]]),
+        ([said(steps=8, since=6, merged=2), said(steps=7, since=6, merged=2)], [[6, 6, 8]]),
+        ([said(steps=8, since=9, merged=3, inside=True), said(steps=8, since=6, merged=2)], []),
+        ([said(steps=10, since=9, merged=3), said(steps=8, since=6, merged=2)], [[6, 9, 10]]),
     ],
+    ids=["two steps of the third round", "one has merged the mean, which has them", "a step of the fourth"],
 )
-def test_what_a_lost_member_did_since_the_last_mean_that_anybody_knows_is_missed(
-    has: int, words: list[tuple[int, int, int]], missed: list[list[int]]
+def test_steps_of_a_lost_member_since_the_last_mean_are_missed(
+    reports: list[StepBroken], missed: list[list[int]]
 ) -> None:
     roster = Roster((4, 5, 6), steps=3)
-    for rank, taken, known in words:
-        roster.hear(rank, 0, taken, known)
+    for rank, report in zip((4, 5), reports, strict=True):
+        roster.on_message(rank, report)
     roster.lose(6)
-    roster.form(has)
+    roster.form(2)
     assert roster.missed == missed
 
 
 def test_a_newcomer_counts_from_the_next_round_on() -> None:
     roster = Roster((4, 5), steps=4)
     roster.lose(5)
-    roster.hear(4, 0, 8, 2)
+    roster.on_message(4, said(steps=8, since=8))
     roster.form(2)
     assert roster.missed == []
-    roster.enter(5, 1)
-    roster.hear(4, 1, 11, 2)
+    roster.on_message(5, RETURNS)
+    roster.on_message(4, said(1, steps=11, since=8))
     roster.form(2)
     assert roster.missed == [[5, 11, 12]]
