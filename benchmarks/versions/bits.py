@@ -50,6 +50,9 @@ CASES = {
     "choco": "d_psgd(compress=top_k(density=0.05))",
     "slowmo_sgp": "slowmo(steps=4, base=sgp)",
     "mixed": "mixed(replicas=2)",
+    "mixed_ring": "mixed(replicas=2, servers=2, inside=synchronous(collective=ring))",
+    "mixed_rounds": "mixed(replicas=2, servers=2, inside=local_sgd(steps=3))",
+    "mixed_in_step": "mixed(replicas=2, consistency=synchronous, inside=local_sgd(steps=3, optimizer_state=average))",
 }
 OPTIMIZERS = ("sgd(lr=0.05, momentum=0.9)", "adam(lr=0.002)")
 
