@@ -143,8 +143,7 @@ def test_random_numbers_and_normalisation_do_not_depend_on_where_the_network_is_
         ]
     }
     assert len({each.sha256 for each in found.values()}) == 1
-    losses = [each.result["test_loss"] for each in found.values()]
-    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-6)
+    assert len({each.result["test_loss"] for each in found.values()}) == 1
 
 
 # What a worker holds
