@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.api.join import Group
+from tolerances import REORDERED
 from unit.api.loop import threads
 from unit.api.loop.test_uneven_inputs import batch
 from unit.api.loop.threads import Killed, run_in_threads
@@ -83,4 +84,4 @@ def check_alike(found: list[Tensor], victim: int, at: int) -> None:
     expected = nn.utils.parameters_to_vector(plain[0].parameters()).detach()
     for worker, vector in enumerate(found):
         if worker != victim:
-            torch.testing.assert_close(vector, expected, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(vector, expected, **REORDERED)
