@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 import sample
 from polyrhythm.launch.process import ask_names_briefly
@@ -33,6 +34,8 @@ _DEATHS = "TEST_DEATHS_FOLDER"
 _FOR_PYTHON_S = 300.0
 """After which a test's process ends: pytest-timeout ends all that can be interrupted, which compiled code cannot."""
 _NOT_OURS = ("_pytest", "pluggy", "xdist", "execnet")
+settings.register_profile("any load", deadline=None)
+settings.load_profile("any load")
 _deaths = pytest.StashKey[int]()  # where stacks are written
 
 

@@ -1,6 +1,8 @@
 """One worker of any strategy is plain torch, bit for bit: same parameters as a loop that knows none of ours."""
 
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from conformance.jobs import (
     played,
     sha256_of,
     simulated,
+    strategies,
     strategy,
     vector_of,
     with_batch_norm,
@@ -61,6 +64,15 @@ def test_one_worker_is_plain_torch(spec, optimizer, dtype):
     assert found.dtype == dtype
     assert torch.equal(found, by_hand(optimizer, dtype))
     assert trained.sha256 == sha256_of(found)
+
+
+def test_the_page_names_the_strategies_of_which_it_is_not_promised():
+    page = (Path(__file__).parents[2] / "docs" / "reproducibility.md").read_text()
+    (paragraph,) = (
+        each for each in page.split("\n\n") if each.startswith("One worker is not a plain torch loop")
+    )
+    others = {spec for spec in strategies() if "(" not in spec} - set(plain_alone())
+    assert set(re.findall("`([a-z_]+)`", paragraph)) == others | {"mixed", "compress"}
 
 
 def test_the_plain_loop_moves_every_parameter():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from conformance.jobs import UNEVEN, make_job, plainly, played, simulated, vector_of
+from tolerances import REORDERED
 from unit.communication.collectives.groups import SPECS, collective, fractions, reduced, uncontended
 
 KINDS = [*SPECS, "library", "auto"]
@@ -15,7 +16,7 @@ def test_every_collective_makes_n_workers_one(spec, workers):
     job = make_job(f"synchronous(collective={spec})", workers, dtype=torch.float64)
     expected = plainly(workers, dtype=torch.float64)
     for model in simulated(job, UNEVEN).models:
-        torch.testing.assert_close(vector_of(model), expected, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(vector_of(model), expected, **REORDERED)
 
 
 @pytest.mark.parametrize("spec", KINDS)
@@ -28,7 +29,7 @@ def test_mixed_averages_inside_its_groups_by_any_collective(spec):
         UNEVEN,
     )
     other = played("mixed(replicas=3, consistency=synchronous)", 6, **shared)
-    torch.testing.assert_close(vector_of(one.models[0]), vector_of(other.models[0]), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(vector_of(one.models[0]), vector_of(other.models[0]), **REORDERED)
 
 
 def test_direct_has_the_bits_of_the_simulated_library():

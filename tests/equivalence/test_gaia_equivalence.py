@@ -7,6 +7,7 @@ from conformance.jobs import blobs, make_job, simulated, uneven, vector_of
 from polyrhythm.communication.message import Kind
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
+from tolerances import REORDERED
 
 UNEVEN = ConstantCluster(step_s=uneven)
 
@@ -31,7 +32,7 @@ def test_without_threshold_and_lag_sites_add_up_their_means(workers, sites, serv
         dtype=torch.float64,
     )
     found, expected = (vector_of(simulated(job, UNEVEN).models[0]) for job in (ours, together))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, expected, **REORDERED)
 
 
 def test_one_site_is_the_synchronous_server_bit_for_bit():

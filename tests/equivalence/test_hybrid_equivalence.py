@@ -12,6 +12,7 @@ from torch import nn
 from conformance.jobs import CLASSES, SIDE, blobs, make_job, plain_loop, simulated, uneven, vector_of
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.run import ConstantCluster
+from tolerances import REORDERED
 
 SCHEMES = ["a", "b", "c"]
 UNEVEN = ConstantCluster(step_s=uneven)
@@ -37,7 +38,7 @@ def test_workers_together_train_as_one_with_their_batches(scheme: str, workers: 
     job = make_job(spec, workers, model=convolutional, dtype=torch.float64, optimizer=optimizer)
     expected = vector_of(plain_loop(job, together=workers))
     for model in simulated(job, UNEVEN).models:
-        torch.testing.assert_close(vector_of(model), expected, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(vector_of(model), expected, **REORDERED)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd(momentum=0.9)", "adam(lr=0.01)"])
@@ -56,7 +57,7 @@ def test_convolutions_that_are_cut_train_as_one_worker_with_all_batches(
     job = make_job(spec, workers, model=convolutional, dtype=torch.float64, optimizer=optimizer)
     expected = vector_of(plain_loop(job, together=workers))
     for model in simulated(job, UNEVEN).models:
-        torch.testing.assert_close(vector_of(model), expected, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(vector_of(model), expected, **REORDERED)
 
 
 def normed() -> nn.Module:
@@ -72,7 +73,7 @@ def test_batches_are_normalised_as_one_and_all_workers_hold_its_statistics(trunk
     expected = plain_loop(job, together=3)
     for model in simulated(job, UNEVEN).models:
         for own, wanted in zip(model.state_dict().values(), expected.state_dict().values(), strict=True):
-            torch.testing.assert_close(own, wanted, rtol=1e-7, atol=1e-9)
+            torch.testing.assert_close(own, wanted, **REORDERED)
 
 
 @pytest.mark.parametrize("trunk", ["channels", "height"])

@@ -34,6 +34,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import ConstantCluster, simulate_on
 from polyrhythm.strategies.pipeline import pipeline
+from tolerances import REORDERED
 from unit.simulation.clusters import cluster
 
 UNEVEN = ConstantCluster(step_s=uneven)
@@ -143,8 +144,7 @@ def test_random_numbers_and_normalisation_do_not_depend_on_where_the_network_is_
         ]
     }
     assert len({each.sha256 for each in found.values()}) == 1
-    losses = [each.result["test_loss"] for each in found.values()]
-    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-6)
+    assert len({each.result["test_loss"] for each in found.values()}) == 1
 
 
 # What a worker holds
@@ -230,8 +230,7 @@ def test_copies_of_stages_are_one_large_batch(stages: int) -> None:
     torch.testing.assert_close(
         vector_of(simulated(job, UNEVEN).models[0]),
         vector_of(simulated(whole).models[0]),
-        rtol=1e-9,
-        atol=1e-11,
+        **REORDERED,
     )
 
 
@@ -266,7 +265,7 @@ def test_several_microbatches_are_normalised_by_the_whole_batch_by_choice(
     whole = microbatched(job, 1)
     found = simulated(job, UNEVEN).models[0]
     for name, value in whole.state_dict().items():
-        torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(found.state_dict()[name], value, **REORDERED)
     each = simulated(
         job_of(
             f"pipeline(schedule=gpipe, microbatches={microbatches})",
@@ -287,9 +286,7 @@ def test_copies_among_which_microbatches_are_dealt_out_are_one_rank(
     spec = f"pipeline(replicas={replicas}, microbatches=4, schedule={schedule})"
     job = job_of(spec, workers, dtype=torch.float64, optimizer="adam")
     found = simulated(job, UNEVEN)
-    torch.testing.assert_close(
-        vector_of(found.models[0]), vector_of(microbatched(job, 4)), rtol=1e-9, atol=1e-11
-    )
+    torch.testing.assert_close(vector_of(found.models[0]), vector_of(microbatched(job, 4)), **REORDERED)
 
 
 def test_dealt_microbatches_whose_worker_is_asked_to_stop_end_the_run_for_all() -> None:
@@ -440,7 +437,7 @@ def test_another_number_of_stages_goes_on_where_a_checkpoint_ends(workers: int, 
         return vector_of(simulated(resumed(others)).models[0])
 
     expected = gone_on("synchronous", 0.035)
-    torch.testing.assert_close(gone_on("pipeline(microbatches=2)", 0.11), expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(gone_on("pipeline(microbatches=2)", 0.11), expected, **REORDERED)
 
 
 def test_what_it_cannot_do_is_refused_in_a_line() -> None:

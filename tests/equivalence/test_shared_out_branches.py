@@ -27,6 +27,7 @@ from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.training.losses.ensemble import Ensemble
 from polyrhythm.training.losses.oracle import Oracle
 from polyrhythm.training.objective import Objective
+from tolerances import REORDERED
 
 UNEVEN = ConstantCluster(step_s=uneven)
 
@@ -107,13 +108,13 @@ def test_the_tree_learns_as_one_with_all_batches(scheme: str, workers: int, loss
     job = make_job(f"hybrid(scheme={scheme})", workers, model=_tree, dtype=torch.float64, objective=objective)
     expected = _plain(job, loss)
     for model in simulated(job, UNEVEN).models:
-        torch.testing.assert_close(vector_of(model), expected, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(vector_of(model), expected, **REORDERED)
 
 
 def test_networks_that_share_nothing_learn_as_each_alone() -> None:
     job = make_job("hybrid", 2, model=_forest, dtype=torch.float64, optimizer="adam(lr=0.01)")
     found = simulated(job, UNEVEN).models[0]
-    torch.testing.assert_close(vector_of(found), _plain(job, "each"), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(vector_of(found), _plain(job, "each"), **REORDERED)
     assert isinstance(found, Tree)
     for number, branch in enumerate(found.branches):
         torch.manual_seed(job.learning.seed)
@@ -123,7 +124,7 @@ def test_networks_that_share_nothing_learn_as_each_alone() -> None:
             job, make_model=lambda made=made, number=number: Tree(nn.Sequential(), [made.branches[number]])
         )
         alone = _plain(own, "each")
-        torch.testing.assert_close(vector_of(branch), alone, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(vector_of(branch), alone, **REORDERED)
 
 
 def test_one_worker_is_the_plain_tree_bit_for_bit() -> None:
@@ -153,7 +154,7 @@ def test_states_of_optimisers_follow_the_branches_to_other_workers(tmp_path: Pat
         kept, workers=2, learning=learning, checkpointing=replace(kept.checkpointing, resume=True)
     )
     found = vector_of(simulated(fewer).models[0])
-    torch.testing.assert_close(found, _plain(fewer, "each", together=(3, 2)), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(found, _plain(fewer, "each", together=(3, 2)), **REORDERED)
 
 
 def test_what_cannot_be_shared_out_is_refused_with_the_reason() -> None:

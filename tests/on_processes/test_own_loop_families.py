@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from on_processes import mortal_loop_task as task
 from on_processes.mortal_loops import diaries, models, run, share
 from on_processes.mortal_rounds import OUTER_RULES, ROUND, Return, reference_of_rounds
+from tolerances import REORDERED
 
 VICTIM = 2
 
@@ -27,7 +28,7 @@ def test_rounds_are_those_of_whoever_is_left(strategy: str, tmp_path: Path) -> N
     expected = reference_of_rounds(present, OUTER_RULES[strategy], VICTIM)
     for model in models(tmp_path):
         vector = nn.utils.parameters_to_vector(model.values())
-        torch.testing.assert_close(vector, expected, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(vector, expected, **REORDERED)
 
 
 @pytest.mark.parametrize("strategy", OUTER_RULES)
@@ -48,7 +49,7 @@ def test_rounds_wait_for_the_successor_of_worker_0_and_are_then_those_of_all(
     expected = [reference_of_rounds([3] * 4, OUTER_RULES[strategy], 0, way) for way in ways]
     vectors = [nn.utils.parameters_to_vector(model.values()) for model in models(tmp_path)]
     assert all(torch.equal(vector, vectors[0]) for vector in vectors[1:])
-    assert any(torch.allclose(vectors[0], each, rtol=1e-11, atol=1e-11) for each in expected)
+    assert any(torch.allclose(vectors[0], each, **REORDERED) for each in expected)
 
 
 @pytest.mark.parametrize("strategy", ["ssp", "downpour", "easgd"])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from on_processes import mortal_loop_task as task
 from on_processes.mortal_loops import diaries, is_dead, models, run, share
 from polyrhythm.errors import RunError
+from tolerances import REORDERED
 
 VICTIM, SERVER = 2, 3
 KNOWN = range(task.KILLED_AT, task.KILLED_AT + 1)
@@ -64,7 +65,7 @@ def test_those_who_go_in_step_learn_what_plain_torch_does_with_whoever_is_there(
     expected = reference(present)
     for model in models(tmp_path):
         for name, value in model.items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-11, atol=1e-11)
+            torch.testing.assert_close(value, expected[name], **REORDERED)
     said = capfd.readouterr().err
     then = ", and it is started again in 0.5 s (restart 1 of 1)" if restarts else ""
     assert f"worker 2 (rank 2) was killed by SIGKILL; the others continue{then}\n" in said
@@ -123,7 +124,7 @@ def test_those_who_go_in_step_wait_for_the_successor_of_worker_0_and_learn_what_
     expected = reference([3] * 3, dies=False)
     for model in models(tmp_path):
         for name, value in model.items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-11, atol=1e-11)
+            torch.testing.assert_close(value, expected[name], **REORDERED)
     words = "worker 0 (rank 0) was killed by SIGKILL; the others wait for its replacement, and it is started again at"
     assert words in capfd.readouterr().err
 

@@ -36,6 +36,10 @@ RUNS = {
         "--augment",
         "crop(padding=1)",
     ],
+    "two threads": [  # of the worker; the server has one
+        *("--strategy", "parameter_server(servers=1, compress=power_sgd(rank=2))", "--workers", "1"),
+        *("--model", "mlp(hidden=[128])", "--threads", "2", "--epochs", "1"),
+    ],
     "three sums": ["--strategy", "synchronous", "--workers", "3", "--model", "mlp"],
 }
 
@@ -70,7 +74,9 @@ def _change(run: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-@pytest.mark.parametrize("name", ["asynchronous", "drawn", "drawn, gossip", "mixed", "in step"])
+@pytest.mark.parametrize(
+    "name", ["asynchronous", "drawn", "drawn, gossip", "mixed", "in step", "two threads"]
+)
 def test_a_real_run_comes_out_the_same_bit_for_bit(runs: Runs, name: str) -> None:
     trained = runs.results[name].figures
     before = sorted(runs.folder.rglob("*"))

@@ -99,6 +99,7 @@ def test_in_step_real_processes_give_the_bits_of_the_simulation(spec, workers):
     real = result_of(events)
     for figure in (
         "parameters_sha256",
+        "train_loss",
         "test_loss",
         "test_top1",
         "steps",
@@ -108,7 +109,6 @@ def test_in_step_real_processes_give_the_bits_of_the_simulation(spec, workers):
         "servers",
     ):
         assert real[figure] == virtual[figure], figure
-    assert real["train_loss"] == pytest.approx(virtual["train_loss"], rel=1e-12)
     pays = [event.text for event in events if isinstance(event, Notice) and "it pays" in event.text]
     assert len(pays) == ("compress" in spec)
 

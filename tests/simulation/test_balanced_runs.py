@@ -33,6 +33,7 @@ from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import build
 from simulation.drawing import Drawn, drawn
 from simulation.test_drawn_runs import check_end, told
+from tolerances import REORDERED
 
 WORKERS, WEIGHTS = 3, (3.0, 2.0, 1.0)
 UNEVEN = ConstantCluster(step_s=uneven)
@@ -111,7 +112,7 @@ def test_steps_are_those_of_the_global_batch(spec, rule):
         data = blobs(60) if rule == "measured" else None
         job = balanced(spec, balance(rule), schedule="constant", dataset=data)
     trained = simulated(job, UNEVEN)
-    torch.testing.assert_close(vector_of(trained.models[0]), by_hand(job), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(vector_of(trained.models[0]), by_hand(job), **REORDERED)
     assert trained.result["images_not_seen"] == 0
     seen = sum(event.images for event in trained.events if isinstance(event, WorkerProgress))
     assert seen == len(job.dataset.train) * job.learning.epochs
@@ -137,7 +138,7 @@ def test_local_models_count_for_the_samples_of_their_round():
             for model in models:
                 nn.utils.vector_to_parameters(mean.clone(), model.parameters())
     trained = simulated(job, UNEVEN)
-    torch.testing.assert_close(vector_of(trained.models[0]), vector_of(models[0]), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(vector_of(trained.models[0]), vector_of(models[0]), **REORDERED)
 
 
 def test_a_worker_with_a_larger_part_takes_more_steps_of_its_own():
@@ -165,7 +166,7 @@ def test_a_worker_with_a_larger_part_takes_more_steps_of_its_own():
             for model in models:
                 nn.utils.vector_to_parameters(mean.clone(), model.parameters())
     trained = simulated(job, UNEVEN)
-    torch.testing.assert_close(vector_of(trained.models[0]), vector_of(models[0]), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(vector_of(trained.models[0]), vector_of(models[0]), **REORDERED)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_updates_of_unequal_parts_add_up_to_one_of_the_global_batch(spec):
     gradient_step(job, model, optimizer, indices)
     trained = simulated(job, UNEVEN)
     assert trained.result["steps"] == 1
-    torch.testing.assert_close(vector_of(trained.models[0]), vector_of(model), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(vector_of(trained.models[0]), vector_of(model), **REORDERED)
 
 
 @pytest.mark.parametrize("kill", ["kill(rank=1, at_s=3)", "kill(rank=1, at_s=3, restart_after_s=2)"])
@@ -510,9 +511,7 @@ def test_steps_of_a_group_are_those_of_the_batches_that_it_draws():
     cluster = ConstantCluster(step_s=lambda worker: paces[worker] / shares[worker])
     unequal = simulated(in_groups(weights), cluster)
     assert unequal.result["images_not_seen"] == 0
-    torch.testing.assert_close(
-        vector_of(unequal.models[0]), vector_of(equal.models[0]), rtol=1e-10, atol=1e-12
-    )
+    torch.testing.assert_close(vector_of(unequal.models[0]), vector_of(equal.models[0]), **REORDERED)
     assert sizes_of(unequal.events) == [[6, 2, 0, 0], [0, 0, 3, 5]]
     progress = [event for event in unequal.events if isinstance(event, WorkerProgress)]
     images = [sum(event.images for event in progress if event.worker == worker) for worker in range(4)]
@@ -583,7 +582,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_gradient_stays(spec):
     small = simulated(make_job(spec, WORKERS, model=cramped, **options))
     large = simulated(make_job(spec, WORKERS, model=roomy, **options))
     assert Cramped.refused == 2 * WORKERS  # 8 and 4 images, once on each worker: then it is remembered
-    torch.testing.assert_close(vector_of(small.models[0]), vector_of(large.models[0]), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(vector_of(small.models[0]), vector_of(large.models[0]), **REORDERED)
     told = [event.text for event in small.events if isinstance(event, Notice) and "memory" in event.text]
     assert len(told) == WORKERS
     assert all("in pieces of 2 images from here on" in text for text in told)

@@ -52,8 +52,9 @@ def test_the_others_go_on_with_equal_bits_whenever_a_worker_dies(pause_s: float 
         assert result["workers_joined"] == len(successors)
         equal = sum(torch.equal(vectors[0], vector) for vector in vectors)
         assert equal >= len(vectors) - 1 >= 1 + len(successors) - (at_s == 0)  # all but that of the dead
-        # every step is the same batch; one that was half made was taken again where its first layers were newer
-        assert torch.allclose(vectors[0], whole, atol=2e-3)
+        assert torch.allclose(
+            vectors[0], whole, atol=1e-5
+        )  # every step is the same batch, added up by others
 
 
 @pytest.mark.parametrize(

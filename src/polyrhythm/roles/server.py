@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import (
     Kind,
@@ -49,6 +51,7 @@ _OUTSIDE_STEPS = frozenset(
 """Messages at the start and end of a run or a replacement, and after losses; their bytes are not counted by workers."""
 _CHECKPOINT, _STATE, _PART = Kind.CHECKPOINT, Kind.STATE, Kind.PART  # an enum is slow to ask for its members
 _NOTHING = Message(Kind.CLOSE)
+_Replies = list[tuple[int, Message]]
 
 
 def serve(
@@ -144,9 +147,10 @@ def _handlers(part: ServerPart, world: World) -> tuple[HandleMessage, HandleLoss
     found: tuple[HandleMessage, HandleLoss] = part.on_message, part.on_loss
     if world.observer is not None:
         found = world.observer.handlers(world.network.rank, part)
+    handle, on_loss = _with_one_thread(found[0]), _with_one_thread(found[1])
     if world.handling is None:
-        return found
-    (handle, on_loss), handling = found, world.handling
+        return handle, on_loss
+    handling = world.handling
 
     def taking_its_time(source: int, message: Message) -> list[tuple[int, Message]]:
         if message.tensor is not None and message.kind not in _OUTSIDE_STEPS:
@@ -154,6 +158,22 @@ def _handlers(part: ServerPart, world: World) -> tuple[HandleMessage, HandleLoss
         return handle(source, message)
 
     return taking_its_time, on_loss
+
+
+def _with_one_thread(handle: Callable[..., _Replies]) -> Callable[..., _Replies]:
+    """Compute with one thread in a simulation as well, as a server's process does: several threads round otherwise."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return handle
+
+    def handled(*about: Any) -> _Replies:
+        torch.set_num_threads(1)
+        try:
+            return handle(*about)
+        finally:
+            torch.set_num_threads(threads)
+
+    return handled
 
 
 def _handle_loss(
@@ -164,7 +184,7 @@ def _handle_loss(
 ) -> list[tuple[int, Message]]:
     channel.note_loss(loss)
     if isinstance(part, KeepingPart):
-        return part.on_losses(loss.rank, loss.losses)
+        return _with_one_thread(part.on_losses)(loss.rank, loss.losses)
     return on_loss(loss.rank)
 
 

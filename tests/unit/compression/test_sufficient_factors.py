@@ -17,6 +17,7 @@ from polyrhythm.specs import build
 from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.linear_factors import LinearFactors
+from tolerances import REORDERED
 
 ROWS, COLUMNS = 30, 40
 SIDE, CLASSES = 4, 3
@@ -52,10 +53,10 @@ def test_factors_rebuild_the_gradient_and_their_errors_add_up_to_that_of_the_bia
     assert isinstance(second, nn.Linear)
     left, right = found[0]
     assert left.shape == (4 * passes, ROWS)
-    torch.testing.assert_close(left.t() @ right, first.weight.grad, rtol=0, atol=1e-12)
-    torch.testing.assert_close(left.sum(0), first.bias.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(left.t() @ right, first.weight.grad, **REORDERED)
+    torch.testing.assert_close(left.sum(0), first.bias.grad, **REORDERED)
     left, right = found[ROWS * COLUMNS + ROWS]
-    torch.testing.assert_close(left.t() @ right, second.weight.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(left.t() @ right, second.weight.grad, **REORDERED)
 
 
 def test_rows_of_several_dimensions_and_a_shared_weight_count() -> None:
@@ -66,7 +67,7 @@ def test_rows_of_several_dimensions_and_a_shared_weight_count() -> None:
     both(drawn(2, 5, 6)).sum().backward()
     [(left, right)] = factors.take().values()
     assert left.shape == (20, 6)
-    torch.testing.assert_close(left.t() @ right, one.weight.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(left.t() @ right, one.weight.grad, **REORDERED)
 
 
 def test_what_travels_is_the_factors_where_they_are_less_and_else_the_gradient() -> None:
@@ -74,7 +75,7 @@ def test_what_travels_is_the_factors_where_they_are_less_and_else_the_gradient()
     gradient = (pair[0].t() @ pair[1]).view(-1)
     payload = made.encode(gradient, place(pair))
     assert payload.numel() == 4 + 8 * 4 * (ROWS + COLUMNS)
-    torch.testing.assert_close(made.decode(payload, place()), gradient, rtol=0, atol=1e-12)
+    torch.testing.assert_close(made.decode(payload, place()), gradient, **REORDERED)
     most = ROWS * COLUMNS // (ROWS + COLUMNS)  # 17 rows are 1190 of 1200 numbers, 18 are more
     for rows, numbers in ((most, most * (ROWS + COLUMNS)), (most + 1, ROWS * COLUMNS)):
         pair = drawn(rows, ROWS), drawn(rows, COLUMNS, seed=1)
@@ -152,7 +153,7 @@ def test_training_is_that_of_whole_gradients_to_rounding(
     }
     one, other = (simulated(make_job(text, workers, **options)) for text in (spec, plain))
     for left, right in zip(one.models, other.models, strict=True):
-        torch.testing.assert_close(vector_of(left), vector_of(right), rtol=0, atol=1e-12)
+        torch.testing.assert_close(vector_of(left), vector_of(right), **REORDERED)
     assert torch.equal(vector_of(one.models[0]), vector_of(one.models[-1]))
 
 

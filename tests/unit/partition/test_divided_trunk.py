@@ -14,6 +14,7 @@ from polyrhythm.partition.cut import cut
 from polyrhythm.partition.hybrid_pass import HybridPass
 from polyrhythm.partition.ownership import Ownership, divided_trunk
 from polyrhythm.training.flat_parameters import FlatParameters
+from tolerances import REORDERED
 
 CLASSES, IMAGE = 5, (2, 11, 9)
 HOW = ["channels", "height"]
@@ -161,10 +162,10 @@ def test_gradients_are_those_of_the_uncut_network(name, how, scheme, sizes):
     assert [each[1] for each in found] == pytest.approx(losses, rel=1e-10)
     gradients = torch.cat([parameter.grad.flatten() for parameter in reference.parameters()])
     assert gradients.abs().max() > 1e-3
-    torch.testing.assert_close(together(found, sizes), gradients, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(together(found, sizes), gradients, **REORDERED)
     for each in found:
         for (key, buffer), own in zip(reference.named_buffers(), each[0].buffers(), strict=True):
-            torch.testing.assert_close(own, buffer, rtol=1e-10, atol=1e-12, msg=key)
+            torch.testing.assert_close(own, buffer, **REORDERED, msg=key)
 
 
 @pytest.mark.parametrize("scheme", ["a", "c"])

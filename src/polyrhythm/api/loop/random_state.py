@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from polyrhythm.training.checkpoint import restoring
 
 _SAVED = "the saved state of the random generators"
 
+GLOBAL_GENERATORS = RLock()
+"""The threads of a process share its global generators: seeds, states and draws of two threads would mix."""
+
 
 def random_state(device: torch.device) -> dict[str, Any]:
     """Return the state of this process's generators, JSON-able.
@@ -21,28 +25,30 @@ def random_state(device: torch.device) -> dict[str, Any]:
     Args:
         device: device of the model; its generator is included.
     """
-    version, numbers, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    found = {
-        "torch": text_of(torch.get_rng_state()),
-        "python": [version, list(numbers), gauss],
-        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
-    }
-    if device.type == "cuda":
-        found["cuda"] = text_of(torch.cuda.get_rng_state(device))
-    return found
+    with GLOBAL_GENERATORS:
+        version, numbers, gauss = random.getstate()
+        kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+        found = {
+            "torch": text_of(torch.get_rng_state()),
+            "python": [version, list(numbers), gauss],
+            "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
+        }
+        if device.type == "cuda":
+            found["cuda"] = text_of(torch.cuda.get_rng_state(device))
+        return found
 
 
 @restoring(_SAVED)
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     """Set this process's generators to what `random_state` returned."""
-    torch.set_rng_state(tensor_of(state["torch"]))
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(tensor_of(state["cuda"]), device)
+    with GLOBAL_GENERATORS:
+        torch.set_rng_state(tensor_of(state["torch"]))
+        version, numbers, gauss = state["python"]
+        random.setstate((version, tuple(numbers), gauss))
+        kind, keys, position, has_gauss, cached = state["numpy"]
+        np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+        if device.type == "cuda" and "cuda" in state:
+            torch.cuda.set_rng_state(tensor_of(state["cuda"]), device)
 
 
 class RandomStateToRestore:

@@ -46,7 +46,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from threading import RLock
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -55,6 +54,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from polyrhythm.api.loop.random_state import (
+    GLOBAL_GENERATORS,
     RandomStateToRestore,
     generator_states,
     random_state,
@@ -364,15 +364,11 @@ class Deal(Sampler[Any]):
             return list(self._sampler)
 
 
-_SEEDING = RLock()
-"""Global generators are shared by the threads of a process: seeds of two threads would mix."""
-
-
 @contextmanager
 def _seeded(purpose: str, *numbers: int) -> Iterator[None]:
     """Seed the global generators of torch, Python and NumPy inside, and restore them."""
     seed = seed_for(purpose, *numbers)
-    with _SEEDING:
+    with GLOBAL_GENERATORS:
         python, numpy = random.getstate(), np.random.get_state()
         try:
             with torch.random.fork_rng(devices=[]):
@@ -534,7 +530,7 @@ class DealtLoader:
     def _drawn_alone(self, state: dict[str, Any], batches: int) -> tuple[list[Any], int]:
         """Return the order of a single worker with its plain loader, and the number of items in `batches` batches."""
         plain = self._plain
-        with torch.random.fork_rng(devices=[]):
+        with GLOBAL_GENERATORS, torch.random.fork_rng(devices=[]):
             torch.set_rng_state(tensor_of(state["random"]["torch"]))
             set_generators(self._generators, state["generators"])
             chosen: dict[str, Any] = (
@@ -593,7 +589,8 @@ def _agree_on_chance(loader: DataLoader[Any], workers: Posted) -> int:
         state = generator.get_state()
         workers.broadcast(state)
         generator.set_state(state)
-    seed = torch.empty((), dtype=torch.int64).random_()
+    with GLOBAL_GENERATORS:
+        seed = torch.empty((), dtype=torch.int64).random_()
     workers.broadcast(seed)
     return int(seed)
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from polyrhythm.api.join import Group
+from tolerances import REORDERED
 from unit.api.alone import flat, network, points
 from unit.api.loop.threads import run_in_threads
 
@@ -73,7 +74,7 @@ def test_the_last_batch_of_a_batch_sampler_is_trained_on() -> None:
         return flat(model)
 
     for found in run_in_threads("synchronous", 2, loop):
-        torch.testing.assert_close(found, flat(plain), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found, flat(plain), **REORDERED)
 
 
 def normalized() -> nn.Module:
@@ -106,7 +107,7 @@ def test_no_step_is_too_small_for_a_batch_norm(synchronized: bool) -> None:
 
     for found in run_in_threads("synchronous", 2, loop):
         if synchronized:
-            torch.testing.assert_close(found, flat(plain), rtol=1e-11, atol=1e-11)
+            torch.testing.assert_close(found, flat(plain), **REORDERED)
         assert bool(found.isfinite().all())
 
 

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    RandomSampler,
     Sampler,
     SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
+from polyrhythm.api.loop.random_state import RandomStateToRestore, random_state
 from polyrhythm.api.loop.shard import DealtLoader, Seat
 from polyrhythm.errors import RequestError
 
@@ -180,6 +183,30 @@ def test_a_shuffle_from_the_global_generator_is_the_same_on_all_and_new_each_epo
         epochs.append([batch for batch, _ in one])
     assert epochs[0] != epochs[1]
     assert [batch for batch, _ in seen(first, 0)] == epochs[0]  # an epoch is a function of its number
+
+
+class RestoringSampler(Sampler[int]):
+    """Draws an order while another thread begins to restore the state of the global generators."""
+
+    def __init__(self) -> None:
+        saved = RandomStateToRestore(random_state(torch.device("cpu")), torch.device("cpu"))
+        self.thread = Thread(target=saved.restore)
+
+    def __iter__(self) -> Iterator[int]:
+        self.thread.start()
+        self.thread.join(0.2)  # in vain: it has to wait until the order is drawn
+        yield from RandomSampler(range(32))
+
+    def __len__(self) -> int:
+        return 32
+
+
+def test_an_order_does_not_depend_on_a_state_that_another_thread_restores() -> None:
+    restoring = RestoringSampler()
+    samplers: Iterator[Sampler[int]] = iter([RandomSampler(range(32)), restoring])
+    orders = [seen(loader) for loader in deal(2, lambda: DataLoader(numbers(32), 4, sampler=next(samplers)))]
+    restoring.thread.join()
+    assert sorted(number for order in orders for batch, _ in order for number in batch) == list(range(32))
 
 
 def test_a_weighted_sampler_keeps_its_weights() -> None:

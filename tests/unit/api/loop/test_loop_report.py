@@ -30,32 +30,28 @@ from unit.api.loop.threads import run_in_threads
 IMAGES, BATCH_SIZE, EPOCHS = 40, 4, 2
 
 
-def loop(group: Group, folder: Path | None = None, *, fails: bool = False, resumes: bool = False) -> str:
+def loop(group: Group, folder: Path | None = None, *, fails: bool = False, resumes: bool = False) -> None:
     torch.manual_seed(0)
     network = nn.Linear(3, 2)
     data = TensorDataset(torch.randn(IMAGES, 3), torch.arange(IMAGES) % 2)
-    try:
-        with group:
-            model, optimizer = group.distribute(network, torch.optim.SGD(network.parameters(), lr=0.5))
-            shard = group.shard(DataLoader(data, BATCH_SIZE, shuffle=True))
-            if resumes and folder is not None:
-                group.load(folder)
-            for epoch in group.epochs(EPOCHS + resumes):
-                for x, y in shard:
-                    loss = nn.functional.cross_entropy(model(x), y)
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    group.log(loss=loss, norm=1.5)
-                    if fails and epoch == 1:
-                        raise ValueError("the disk\nhas gone")
-                if group.leads:
-                    group.log(test_top1=0.5, test_loss=0.7)
-                if folder is not None:
-                    group.save(folder)
-    except ValueError as error:
-        return str(error)
-    return ""
+    with group:
+        model, optimizer = group.distribute(network, torch.optim.SGD(network.parameters(), lr=0.5))
+        shard = group.shard(DataLoader(data, BATCH_SIZE, shuffle=True))
+        if resumes and folder is not None:
+            group.load(folder)
+        for epoch in group.epochs(EPOCHS + resumes):
+            for x, y in shard:
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                group.log(loss=loss, norm=1.5)
+                if fails and epoch == 1:
+                    raise ValueError("the disk\nhas gone")
+            if group.leads:
+                group.log(test_top1=0.5, test_loss=0.7)
+            if folder is not None:
+                group.save(folder)
 
 
 def of(kind: type[Event], events: list[Event]) -> list[Any]:
@@ -104,8 +100,8 @@ def test_a_loop_leaves_what_training_leaves(strategy: str, tmp_path: Path) -> No
 
 def test_a_loop_that_fails_is_reported_as_failed(tmp_path: Path) -> None:
     report = tmp_path / "run"
-    found = run_in_threads("synchronous", 1, lambda group: loop(group, fails=True), report=report)
-    assert found == ["the disk\nhas gone"]
+    with pytest.raises(ValueError, match="the disk\nhas gone"):
+        run_in_threads("synchronous", 1, lambda group: loop(group, fails=True), report=report)
     end = read_events(report / "events.jsonl")[-1]
     assert isinstance(end, RunEnded)
     assert (end.outcome, end.result) == ("failed", {"error": "ValueError: the disk has gone"})
@@ -122,8 +118,8 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, monkeypatch: pyte
         join(observers=[object()])  # type: ignore[list-item]
     report = tmp_path / "run"
     run_in_threads("synchronous", 1, loop, report=report)
-    (line,) = run_in_threads("synchronous", 1, loop, report=report)
-    assert "already holds another run: name another folder for the report" in line
+    with pytest.raises(RequestError, match="already holds another run: name another folder for the report"):
+        run_in_threads("synchronous", 1, loop, report=report)
 
 
 def test_pictures_of_any_batch_are_counted() -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from polyrhythm.api.join import Group
 from polyrhythm.errors import RequestError
+from tolerances import REORDERED
 from unit.api.alone import flat
 from unit.api.loop.threads import run_in_threads
 
@@ -116,7 +117,7 @@ def test_other_memory_trains_as_alone(
     expected = flat(plain)
     assert float((expected - flat(network())).abs().max()) > 0.01
     for found in trained(strategy, optimizer, move):
-        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(found, expected, **REORDERED)
 
 
 @pytest.mark.parametrize("strategy", ["local_sgd(steps=2)", "sgp", "d_psgd", "parameter_server(servers=1)"])
@@ -132,7 +133,7 @@ def test_other_memory_changes_nothing_where_workers_differ(strategy: str) -> Non
 
     run_in_threads(strategy, 1, loop)
     for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(found, expected, **REORDERED)
 
 
 @pytest.mark.parametrize(

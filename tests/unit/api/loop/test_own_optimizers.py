@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polyrhythm.api.join import Group
 from polyrhythm.errors import RequestError
+from tolerances import REORDERED
 from unit.api.alone import flat
 from unit.api.loop.loops import BATCH_SIZE, EPOCHS, Network, loader
 from unit.api.loop.threads import run_in_threads
@@ -181,7 +182,7 @@ def test_synchronous_workers_train_as_alone(strategy: str, workers: int, train: 
     expected = plain(train, make, workers)
     found = trained(strategy, workers, train, make)
     for vector, steps in found:
-        torch.testing.assert_close(vector, expected, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(vector, expected, **REORDERED)
         assert steps == EPOCHS * 4
     assert torch.equal(found[0][0], found[1][0])
 
@@ -191,7 +192,7 @@ def test_synchronous_workers_train_as_alone(strategy: str, workers: int, train: 
 )
 def test_local_updates_of_one_worker_are_the_plain_loop(train: Train, make: Make) -> None:
     ((vector, _),) = trained("local_sgd(steps=2)", 1, train, make)
-    torch.testing.assert_close(vector, plain(train, make, 1), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(vector, plain(train, make, 1), **REORDERED)
 
 
 @pytest.mark.parametrize("train", [without_schedule, sharpness_aware])
@@ -215,14 +216,14 @@ def test_servers_take_a_rate_that_is_a_tensor(strategy: str, kind: str) -> None:
 
     expected = plain(plainly, make, 2)
     for vector, _ in trained(strategy, 2, plainly, make):
-        torch.testing.assert_close(vector, expected, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(vector, expected, **REORDERED)
 
 
 def test_servers_train_what_was_never_frozen_once_it_is_added() -> None:
     strategy = "parameter_server(servers=2, consistency=synchronous)"
     expected = plain(adds, lambda model: head_of(model, frozen=False), 2)
     for vector, _ in trained(strategy, 2, adds, lambda model: head_of(model, frozen=False)):
-        torch.testing.assert_close(vector, expected, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(vector, expected, **REORDERED)
 
 
 @pytest.mark.parametrize(

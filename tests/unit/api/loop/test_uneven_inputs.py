@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from polyrhythm.api.join import Group
 from polyrhythm.communication.transports.torch_distributed.communicator import TorchDistributedCommunicator
 from polyrhythm.errors import PeerLost, RunError
+from tolerances import REORDERED
 from unit.api.loop.threads import Killed, run_in_threads
 
 BATCHES = (3, 5, 4)
@@ -76,7 +77,7 @@ def test_who_is_through_takes_part_with_nothing(strategy: str, clip: bool, worke
     found = run_in_threads(strategy, workers, lambda group: uneven(group, clip, networks[group.rank]))
     expected = plain(workers, clip)
     for each in found:
-        torch.testing.assert_close(each, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(each, expected, **REORDERED)
 
 
 @pytest.mark.parametrize("strategy", ["local_sgd(steps=2)", "d_psgd", "parameter_server", "ad_psgd", "easgd"])
@@ -130,7 +131,7 @@ def check_others(found: list[Tensor], victim: int, at: int) -> None:
     expected = plain_without(victim, at)
     for worker, vector in enumerate(found):
         if worker != victim:
-            torch.testing.assert_close(vector, expected, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(vector, expected, **REORDERED)
 
 
 @pytest.mark.parametrize("strategy", ["synchronous", "parameter_server(servers=2, consistency=synchronous)"])

@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from pathlib import Path
 from queue import Queue
-from threading import RLock, Thread
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from polyrhythm.api.join import Group, LoopStage, reported_group
+from polyrhythm.api.loop.random_state import GLOBAL_GENERATORS
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
@@ -29,13 +30,10 @@ _ENDING_S = 20.0
 """For ranks to end once one has failed: a thread that is left in torch's code aborts Python at its exit."""
 
 
-_one_by_one = RLock()
-
-
 def _in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def called(*args: Any, **options: Any) -> Any:
-        with _one_by_one:
+        with GLOBAL_GENERATORS:
             return function(*args, **options)
 
     return called
@@ -79,13 +77,18 @@ def run_in_threads(
     roles = RoleAssignment(tuple(range(workers)), tuple(range(workers, size)))
     store = host_store()
     homes: dict[int, Rank] = {}
+    killed: list[Peer] = []
+    arriving = Lock()  # a rank that arrives late learns of earlier losses, as the store tells processes
     done: Queue[tuple[int, Any, BaseException | None]] = Queue()
 
     def collect(number: int) -> None:
         try:
             done.put((number, rank(number), None))
         except Killed:
-            for other, home in list(homes.items()):
+            with arriving:
+                killed.append(Peer(number, 0))
+                there = list(homes.items())
+            for other, home in there:
                 if other == number:
                     _lose_all_others(number, home, size)
                 else:
@@ -98,7 +101,11 @@ def run_in_threads(
         torch.set_grad_enabled(True)
         own = dist.PrefixStore("test", dist.TCPStore(LOOPBACK, store.port, None, is_master=False))
         home, network = connect(Rendezvous(own, number, size, LOOPBACK), shared_memory=False)
-        homes[number] = home
+        with arriving:
+            homes[number] = home
+            earlier = list(killed)
+        for peer in earlier:
+            home.lose(peer)
         world = World(network, roles, activity=home.activity, refused=home.refused)
         if world.is_worker:
             its = None if stage is None else stage(number)
