@@ -97,9 +97,12 @@ def run(strategy: str, case: str, balance: str, seed: int) -> dict[str, Any]:
 def simulated(strategy: str, seeds: int) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for case in CASES:
-        runs = {balance: [run(strategy, case, balance, seed) for seed in range(seeds)] for balance in BALANCES}
+        runs = {
+            balance: [run(strategy, case, balance, seed) for seed in range(seeds)] for balance in BALANCES
+        }
         cell: dict[str, Any] = {
-            balance: round(statistics.median(each["seconds"] for each in runs[balance]), 2) for balance in BALANCES
+            balance: round(statistics.median(each["seconds"] for each in runs[balance]), 2)
+            for balance in BALANCES
         }
         cell["longer_than_better"] = round(cell["auto"] / min(cell["off"], cell["measured"]) - 1, 4)
         if case == "even":
@@ -123,15 +126,14 @@ def main() -> None:
     path = HERE / "auto.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     if asked.real:
-        kept["real"] = {
-            balance: trained("synchronous", balance, 64, asked.epochs) for balance in BALANCES
-        }
+        kept["real"] = {balance: trained("synchronous", balance, 64, asked.epochs) for balance in BALANCES}
         print(kept["real"])
     else:
         for strategy in asked.only:
             kept.setdefault("simulated", {})[strategy] = row = simulated(strategy, asked.seeds)
             for case, cell in row.items():
                 print(strategy, case, cell, flush=True)
+            path.write_text(json.dumps(kept, indent=1) + "\n")
     path.write_text(json.dumps(kept, indent=1) + "\n")
 
 

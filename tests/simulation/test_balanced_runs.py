@@ -456,10 +456,11 @@ def test_auto_leaves_even_workers_their_equal_parts_however_their_steps_vary(tmp
 
 @pytest.mark.parametrize("spec", FOLLOWING)
 def test_auto_notices_a_worker_that_becomes_slow_within_20_steps(tmp_path, spec):
+    """30 for `ssp`, whose workers do not meet: their measurements are on the way for ten steps."""
     fault = "slow(rank=1, factor=4, from_s=40, to_s=1000)"
     _, events = dry(tmp_path, spec, "auto", steps=400, cluster=EVEN, faults=fault)
     first, *_ = [event for event in events if isinstance(event, BatchesBalanced)]
-    assert 40 < first.time_s < 40 + 20 * 0.8
+    assert 40 < first.time_s < 40 + (30 if spec == "ssp" else 20) * 0.8
     assert len(notices(events)) == 1
 
 
@@ -508,7 +509,6 @@ def test_invariants_are_checked_in_equal_parts(tmp_path):
     assert figures["steps"] == 4
     with pytest.raises(RequestError, match="leave --balance measured out"):
         dry(tmp_path / "other", "synchronous", "measured", steps=4, check=True)
-
 
 
 def in_groups(rule: Balance, spec: str = GROUPS, images: int = 96, **options):

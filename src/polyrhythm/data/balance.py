@@ -15,7 +15,9 @@ makes:
 
 Small corrections take back what a slow while of a machine has left behind; each is followed by a longer rest, so that
 they do not oscillate. A careful controller, for users who did not ask for other shares, needs a gain of a fiftieth, and
-noise makes one in a million instead of one in 20 look like it. It is a pure function of what it observes, so ranks that observe the same decide the same.
+1 / 20 above is 1e-6. A deviation then has to exceed noise as well, and counts only once a second one has followed.
+
+It is a pure function of what it observes, so ranks that observe the same decide the same.
 
 C. Chen, Q. Weng, W. Wang, B. Li, B. Li, "Semi-dynamic load balancing: efficient distributed learning in non-dedicated
 environments", SoCC 2020; S. Tyagi, P. Sharma, "Taming resource heterogeneity in distributed ML training with dynamic
@@ -211,6 +213,10 @@ class Controller:
         self._small = _SMALL_CAREFUL if careful else _SMALL
         by_chance = _BY_CHANCE_CAREFUL if careful else _BY_CHANCE
         self._certainty = sqrt(2 * log(workers / by_chance))
+        self._outlier = (
+            self._certainty * sqrt(0.5) if careful else 0.0
+        )  # two in turn are as rare as one beyond it
+        self._careful = careful
         self._least = min(least, batch // workers)
         self._learns = not shapes
         self._shapes = list(shapes) or [Shape()] * workers
@@ -257,7 +263,10 @@ class Controller:
         error = max(noise * sqrt(part) for noise, part in zip(self._noise, self._variance, strict=True))
         sure = self._certainty * error
         self._since += 1
-        large, small = gain >= max(self._band, sure), gain >= max(self._small, sure) and self._since >= self._rest
+        large, small = (
+            gain >= max(self._band, sure),
+            gain >= max(self._small, sure) and self._since >= self._rest,
+        )
         if wanted == self.sizes or not (too_large or large or small):
             return False
         self._rest = _REST if too_large or large else _LONGER * self._rest
@@ -273,11 +282,14 @@ class Controller:
 
     def _follow(self, worker: int, now: float) -> None:
         ratio = now / self._slowness[worker]
-        direction = (ratio > _OFF) - (ratio < 1 / _OFF)
+        off = max(_OFF, 1 + self._outlier * max(self._noise))
+        direction = (ratio > off) - (ratio < 1 / off)
         if direction and direction == self._off[worker]:
             self._begin_with(worker, now)
             return
         self._off[worker] = direction
+        if direction and self._careful:  # it may be an interruption, and the next measurement tells
+            return
         if not direction:
             self._noise[worker] = _NOISE_KEPT * self._noise[worker] + (1 - _NOISE_KEPT) * abs(ratio - 1)
         variance = self._variance[worker]

@@ -5,10 +5,12 @@
 
 All workers do this after the same steps, so they change their shares together without further messages. The frequency
 is agreed in the same way: one meeting in six steps, or as many as take 0.2 % of a step; fewer, where these would take
-more than 1 %. A worker that becomes slower has been measured twice within 20 steps, and shares follow.
+more than 1 %. A worker that becomes slower has been measured twice within 20 steps, and shares follow; where workers
+do not meet, within 3 (2 d).
 
-`auto` does the same, but judges a speed by a quarter of a second of computing at least, since shorter times say more about the
-operating system's scheduler, and needs more certainty and gain to leave equal shares (`Controller`).
+`auto` does the same, but judges a speed by a quarter of a second of computing at least, since shorter times say more
+about the operating system's scheduler, leaves the longest of several steps out of a measurement, since it may have been
+interrupted, and needs more certainty and gain for other shares (`Controller`).
 
 Workers that may be s steps ahead of the slowest (SSP) would wait for each other at a meeting, and then push at the same
 moments over the same link. So once shares are stable, or where they began with given ones, they do not meet,
@@ -322,6 +324,7 @@ class Balancer:
             self._seconds += seconds
             self._images += images
             self._steps += 1
+            self._longest = max(self._longest, (seconds, images))
 
     def after(self, step: int, meetings: int = 1) -> bool:
         """Return whether shares have changed; all workers call it after the same meetings.
@@ -391,6 +394,7 @@ class Balancer:
 
     def _forget(self) -> None:
         self._seconds, self._images, self._steps = 0.0, 0, 0
+        self._longest = 0.0, 0
 
     def _decide(self, table: list[list[int]]) -> None:
         """Change shares by the measurements of all, and set the time of the next decision."""
@@ -471,7 +475,13 @@ class Balancer:
 
     def _measured(self) -> list[int]:
         """Return the measurements of this worker since the last time."""
-        own = [round(self._seconds * _NS), self._images, self._steps, self.limit, self._cost_ns]
+        seconds, images, steps = self._seconds, float(self._images), self._steps
+        if (
+            self._balance.optional and steps > 1
+        ):  # as if the longest step, perhaps interrupted, were as the others
+            longest_s, most = self._longest
+            seconds, images = ((each / (steps - 1)) * steps for each in (seconds - longest_s, images - most))
+        own = [round(seconds * _NS), round(images), steps, self.limit, self._cost_ns]
         self._forget()
         return own
 

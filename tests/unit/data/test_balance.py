@@ -99,6 +99,19 @@ def test_a_careful_controller_takes_no_noise_for_uneven_machines(workers):
             assert not controller.observe(measured, controller.sizes)
 
 
+@pytest.mark.parametrize("workers", [2, 16])
+def test_a_careful_controller_waits_for_a_second_interruption_in_turn(workers):
+    controller = Controller(64 * workers, workers, careful=True)
+    for decision in range(58):
+        interrupted = decision % 7 == 3
+        measured = [
+            size * (5 if interrupted and not worker else 1) for worker, size in enumerate(controller.sizes)
+        ]
+        assert not controller.observe(measured, controller.sizes)
+    slow = [5 * controller.sizes[0], *controller.sizes[1:]]
+    assert [controller.observe(slow, controller.sizes) for _ in range(2)] == [False, True]
+
+
 def test_a_careful_controller_takes_two_percent_that_are_certain():
     controller = Controller(4000, 2, careful=True)
     changed = [controller.observe([1.05, 1.0], controller.sizes) for _ in range(40)]
