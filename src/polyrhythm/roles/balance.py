@@ -394,7 +394,7 @@ class Balancer:
 
     def _forget(self) -> None:
         self._seconds, self._images, self._steps = 0.0, 0, 0
-        self._longest = 0.0, 0
+        self._longest: tuple[float, int] = (0.0, 0)
 
     def _decide(self, table: list[list[int]]) -> None:
         """Change shares by the measurements of all, and set the time of the next decision."""
