@@ -14,7 +14,7 @@ makes:
     P(any of N means is off by z e) < N exp(-z^2 / 2) = 1 / 20        z = sqrt(2 ln 20 N)
 
 Small corrections take back what a slow while of a machine has left behind; each is followed by a longer rest, so that
-they do not oscillate. A careful controller, for users who did not ask for other shares, needs a gain of a fiftieth, and
+they do not oscillate. A careful controller, where no option asks for other shares, needs a gain of a fiftieth, and
 1 / 20 above is 1e-6. A deviation then has to exceed noise as well, and counts only once a second one has followed.
 
 It is a pure function of what it observes, so ranks that observe the same decide the same.
@@ -288,7 +288,7 @@ class Controller:
             self._begin_with(worker, now)
             return
         self._off[worker] = direction
-        if direction and self._careful:  # it may be an interruption, and the next measurement tells
+        if direction and self._careful:  # perhaps an interruption: the next measurement decides
             return
         if not direction:
             self._noise[worker] = _NOISE_KEPT * self._noise[worker] + (1 - _NOISE_KEPT) * abs(ratio - 1)

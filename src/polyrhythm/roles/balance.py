@@ -8,8 +8,8 @@ is agreed in the same way: one meeting in six steps, or as many as take 0.2 % of
 more than 1 %. A worker that becomes slower has been measured twice within 20 steps, and shares follow; where workers
 do not meet, within 3 (2 d).
 
-`auto` does the same, but judges a speed by a quarter of a second of computing at least, since shorter times say more
-about the operating system's scheduler, leaves the longest of several steps out of a measurement, since it may have been
+`auto` does the same, but judges a speed by a quarter of a second of computing at least, since shorter times depend
+on the operating system's scheduler, leaves the longest of several steps out of a measurement, since it may have been
 interrupted, and needs more certainty and gain for other shares (`Controller`).
 
 Workers that may be s steps ahead of the slowest (SSP) would wait for each other at a meeting, and then push at the same
@@ -256,6 +256,7 @@ class Balancer:
         self.compute_time = compute_time or self._clock.now
         self.whole_steps = compute_time is not None
         self.since_s = self.unevenness = 0.0
+        self._longest: tuple[float, int] = (0.0, 0)
         self.limit = 0
         self.regroup(workers, group or tuple(range(workers.size)), batch)
 
@@ -394,7 +395,7 @@ class Balancer:
 
     def _forget(self) -> None:
         self._seconds, self._images, self._steps = 0.0, 0, 0
-        self._longest: tuple[float, int] = (0.0, 0)
+        self._longest = 0.0, 0
 
     def _decide(self, table: list[list[int]]) -> None:
         """Change shares by the measurements of all, and set the time of the next decision."""
