@@ -35,7 +35,7 @@ def candidate(family: str, workers: int = 2, speed: float = 1.0, **changed: Any)
         strategy=changed.pop("strategy", family),
         family=family,
         workers=workers,
-        options={},
+        options=changed.pop("options", {}),
         images_per_s=speed,
         **changed,
     )
