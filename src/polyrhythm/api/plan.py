@@ -1,7 +1,7 @@
 """Choosing a strategy and numbers of workers and servers, for time or money: the verb `plan`.
 
     1  candidates        strategies × workers × servers and where they are × batch sizes × rates, that fit the cluster,
-       and on uneven hosts × parts of the batch by speed
+       on uneven hosts with parts of the batch by speed
     2  throughput        of each by a dry run in virtual time, a fraction of a second
        and, with machines of a price list, on clusters of each of those; compressed, where less to send is sooner there
     3  time to target    of the most promising by a race (`race.py`): trainings in virtual time, with real gradients,
@@ -357,7 +357,7 @@ def plan(
     refused: dict[str, str] = {}
     candidates = list(_candidates(names, _numbers(where, workers), batch_sizes, rates))
     if is_uneven(where) and "balance" not in options:
-        candidates = [*candidates, *balanced(candidates, options)]
+        candidates = list(balanced(candidates, options))
     found = without_slow_pipelines(rehearse(where, candidates, options, refused), refused)
     if not found:
         raise RequestError(next(iter(refused.values()), "name at least one strategy"))
@@ -528,15 +528,17 @@ def is_uneven(where: Cluster) -> bool:
 
 
 def balanced(candidates: Sequence[Candidate], options: Mapping[str, Any]) -> Iterator[Candidate]:
-    """Return the candidates that support per-worker batch sizes by speed, with such sizes."""
+    """Return candidates, those that support per-worker batch sizes by speed with such sizes.
+
+    `auto` has them, too, but dry runs may be too short for its decision.
+    """
     for each in candidates:
         batch = configure({}, {**options, **each.options}).worker_batch
         try:
-            balances(Measured(), strategy_from(each.strategy), each.workers, each.workers * batch)
+            by_speed = balances(Measured(), strategy_from(each.strategy), each.workers, each.workers * batch)
         except RequestError:
-            continue
-        if each.workers > 1:
-            yield replace(each, options={**each.options, "balance": "measured"})
+            by_speed = False
+        yield replace(each, options={**each.options, "balance": "measured"}) if by_speed else each
 
 
 def without_slow_pipelines(found: Sequence[Candidate], refused: dict[str, str]) -> list[Candidate]:

@@ -157,7 +157,7 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
 
     for spec, servers, placement in _servers(strategy, workers):
         offer(f"{servers} server{'s' * (servers != 1)}{placement}", "", spec, of=(_SERVERS, _NETWORK))
-    if config.balance == "auto" or str(config.balance) == "off":
+    if str(config.balance) == "off":
         offer("--balance measured", "", of=(_SLOWER,), balance="measured")
     offer(
         f"--batch-size {2 * batch}",

@@ -109,8 +109,8 @@ class RunConfig(BaseModel):
         default="auto",
         description=(
             "Per-worker shares of the global batch in synchronous training: off (equal), measured (by speed;"
-            " measured(profile='FILE') starts from a cluster file), given(weights=[3, 1]), or auto: measured"
-            " if speeds differ by more than a tenth."
+            " measured(profile='FILE') starts from a cluster file), given(weights=[3, 1]), or auto: equal"
+            " until measurements show that workers are uneven, then measured."
         ),
     )
     deal: Literal["auto", "drawn", "fixed"] = _job(

@@ -14,7 +14,10 @@ makes:
     P(any of N means is off by z e) < N exp(-z^2 / 2) = 1 / 20        z = sqrt(2 ln 20 N)
 
 Small corrections take back what a slow while of a machine has left behind; each is followed by a longer rest, so that
-they do not oscillate. It is a pure function of what it observes, so ranks that observe the same decide the same.
+they do not oscillate. A careful controller, where no option asks for other shares, needs a gain of a fiftieth, and
+1 / 20 above is 1e-6. A deviation then has to exceed noise as well, and counts only once a second one has followed.
+
+It is a pure function of what it observes, so ranks that observe the same decide the same.
 
 C. Chen, Q. Weng, W. Wang, B. Li, B. Li, "Semi-dynamic load balancing: efficient distributed learning in non-dedicated
 environments", SoCC 2020; S. Tyagi, P. Sharma, "Taming resource heterogeneity in distributed ML training with dynamic
@@ -37,10 +40,11 @@ BALANCES = "polyrhythm.data.balances"
 
 BAND = 0.05
 """Least gain for which parts change at once."""
-_SMALL = 0.01
+_SMALL, _SMALL_CAREFUL = 0.01, 0.02
+"""Least gain once parts have stayed as they are for a while."""
 _REST, _LONGER = 10, 3
 """Measurements after a change until a small gain counts, and the factor by which they grow with each such change."""
-_BY_CHANCE = 1 / 20
+_BY_CHANCE, _BY_CHANCE_CAREFUL = 1 / 20, 1e-6
 """Upper bound of the probability that noise alone exceeds the dead band."""
 _MOST_KEPT = 0.8
 _OFF = 1.2
@@ -184,6 +188,7 @@ class Controller:
         least: minimum number of images of a worker, as far as there are enough.
         shapes: shapes of the workers; empty: seconds are proportional to images.
         weights: relative parts to begin with; empty: all alike.
+        careful: whether a change needs more certainty and gain.
 
     Attributes:
         sizes: images of each worker in a global batch; they sum to `batch`.
@@ -199,11 +204,19 @@ class Controller:
         least: int = 1,
         shapes: Sequence[Shape] = (),
         weights: Sequence[float] = (),
+        careful: bool = False,
     ) -> None:
         self.batch = batch
         self.sizes = split(batch, weights or [1.0] * workers)
         self.most = [inf] * workers
         self._band = band
+        self._small = _SMALL_CAREFUL if careful else _SMALL
+        by_chance = _BY_CHANCE_CAREFUL if careful else _BY_CHANCE
+        self._certainty = sqrt(2 * log(workers / by_chance))
+        self._outlier = (
+            self._certainty * sqrt(0.5) if careful else 0.0
+        )  # two in turn are as rare as one beyond it
+        self._careful = careful
         self._least = min(least, batch // workers)
         self._learns = not shapes
         self._shapes = list(shapes) or [Shape()] * workers
@@ -248,9 +261,12 @@ class Controller:
         too_large = any(size > most for size, most in zip(self.sizes, self.most, strict=True))
         gain = now_s / then_s - 1
         error = max(noise * sqrt(part) for noise, part in zip(self._noise, self._variance, strict=True))
-        sure = sqrt(2 * log(len(self.sizes) / _BY_CHANCE)) * error
+        sure = self._certainty * error
         self._since += 1
-        large, small = gain >= max(self._band, sure), gain >= max(_SMALL, sure) and self._since >= self._rest
+        large, small = (
+            gain >= max(self._band, sure),
+            gain >= max(self._small, sure) and self._since >= self._rest,
+        )
         if wanted == self.sizes or not (too_large or large or small):
             return False
         self._rest = _REST if too_large or large else _LONGER * self._rest
@@ -266,11 +282,14 @@ class Controller:
 
     def _follow(self, worker: int, now: float) -> None:
         ratio = now / self._slowness[worker]
-        direction = (ratio > _OFF) - (ratio < 1 / _OFF)
+        off = max(_OFF, 1 + self._outlier * max(self._noise))
+        direction = (ratio > off) - (ratio < 1 / off)
         if direction and direction == self._off[worker]:
             self._begin_with(worker, now)
             return
         self._off[worker] = direction
+        if direction and self._careful:  # perhaps an interruption: the next measurement decides
+            return
         if not direction:
             self._noise[worker] = _NOISE_KEPT * self._noise[worker] + (1 - _NOISE_KEPT) * abs(ratio - 1)
         variance = self._variance[worker]

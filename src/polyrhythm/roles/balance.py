@@ -4,7 +4,13 @@
                                  all: the same `Controller` on the same numbers
 
 All workers do this after the same steps, so they change their shares together without further messages. The frequency
-is agreed in the same way: it takes at most 0.2 % of a step.
+is agreed in the same way: one meeting in six steps, or as many as take 0.2 % of a step; fewer, where these would take
+more than 1 %. A worker that becomes slower has been measured twice within 20 steps, and shares follow; where workers
+do not meet, within 3 (2 d).
+
+`auto` does the same, but judges a speed by a quarter of a second of computing at least, since shorter times depend
+on the operating system's scheduler, leaves the longest of several steps out of a measurement, since it may have been
+interrupted, and needs more certainty and gain for other shares (`Controller`).
 
 Workers that may be s steps ahead of the slowest (SSP) would wait for each other at a meeting, and then push at the same
 moments over the same link. So once shares are stable, or where they began with given ones, they do not meet,
@@ -39,14 +45,16 @@ from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
 
-UNEVEN = 0.1
-"""Least relative difference of workers for which their shares follow speeds without an explicit option."""
-_LEAST_S = 5.0
-"""Least seconds of compute in an epoch for a judgment of machines."""
+_LEAST_S, _ENOUGH = 0.25, 1.2
+"""Least seconds that the slowest worker has computed for a judgment of machines without an explicit option,
+and by what factor meetings are further apart, so that steps which vary suffice."""
 _WARM_UP_STEPS, _FIRST_STEPS = 1, 2
-_COST, _MOST_STEPS, _STEPS_APART = 0.002, 64, 10
+_COST, _MOST_COST = 0.002, 0.01
+"""Shares of a step that meetings take where they are frequent, and at most."""
+_FREQUENT_STEPS, _MOST_STEPS, _STEPS_APART = 6, 256, 10
 _LONGEST_APART = 16 * _STEPS_APART
-"""Most steps between meetings, doubled while shares are stable: workers at different steps wait for each other."""
+"""Most steps between meetings at which workers at different steps wait for each other; doubled while shares are
+stable."""
 _ON_THE_WAY = 2
 """Steps beyond the bound after which a worker's message has arrived: it may still be about to send it, or may
 await an answer from the servers in the middle of its next step."""
@@ -215,6 +223,8 @@ class Balancer:
         compute_time: the given function, or the clock's.
         whole_steps: whether that is measured, and not passes alone.
         since_s: start of the current step or pass, by `compute_time`.
+        unevenness: relative excess time of the slowest worker over the fastest, if equal shares were left for it in the
+            last call of `after` without an explicit option; else 0.
     """
 
     def __init__(
@@ -245,7 +255,8 @@ class Balancer:
         self._clock: Clock = workers.clock
         self.compute_time = compute_time or self._clock.now
         self.whole_steps = compute_time is not None
-        self.since_s = 0.0
+        self.since_s = self.unevenness = 0.0
+        self._longest: tuple[float, int] = (0.0, 0)
         self.limit = 0
         self.regroup(workers, group or tuple(range(workers.size)), batch)
 
@@ -267,8 +278,7 @@ class Balancer:
         """
         self._workers, self._members, self._batch = workers, members, batch
         self._worker = members[workers.rank]
-        self._follows = self._balance.follows and not self._balance.optional
-        self._observes = self._balance.follows
+        self._follows = self._balance.follows
         self._controller: Controller | None = None
         self._apart = self._rests
         self._left = max(0 if self._waits else self._rests, self._meetings(_WARM_UP_STEPS + _FIRST_STEPS))
@@ -315,6 +325,7 @@ class Balancer:
             self._seconds += seconds
             self._images += images
             self._steps += 1
+            self._longest = max(self._longest, (seconds, images))
 
     def after(self, step: int, meetings: int = 1) -> bool:
         """Return whether shares have changed; all workers call it after the same meetings.
@@ -326,44 +337,21 @@ class Balancer:
         Raises:
             PeerLost: another worker has failed, where workers regroup.
         """
-        before = self.sizes
-        if not self._observes:
+        before, self.unevenness = self.sizes, 0.0
+        if not self._follows:
             self._use(self._given(step))
-        elif self._follows:
+        else:
             self._left -= meetings
-            while self._left <= 0 and self._observes:
+            while self._left <= 0 and self._follows:
                 if self._until_told and self._settled:
                     self._pass()
                 else:
                     self._decide(self._exchanged())
         return self.sizes != before
 
-    def after_epoch(self) -> float:
-        """Follow the workers' speeds from here on if the epoch has shown that they are uneven.
-
-        Returns:
-            Relative excess time of the slowest over the fastest, if that is the reason; else 0.
-
-        Raises:
-            PeerLost: another worker has failed, where workers regroup.
-        """
-        if self._follows or not self._observes:
-            return 0.0
-        table = self._exchanged()
-        if not self._observes or min(images for _, images, *_ in table) == 0:
-            return 0.0
-        if max(ns for ns, *_ in table) < _LEAST_S * _NS:
-            return 0.0
-        each = [ns / images for ns, images, *_ in table]
-        uneven = max(each) / min(each) - 1
-        self._follows = uneven > UNEVEN
-        if self._follows:
-            self._decide(table)
-        return uneven if self._follows else 0.0
-
     def leave(self) -> None:
         """Announce to the others, where they may wait for this worker's measurements, that there will be none."""
-        if self._observes:
+        if self._follows:
             self._stop_following()
             if self._workers.rank == 0:
                 self._tell_all([_LEAVES] * self._workers.size)
@@ -401,31 +389,54 @@ class Balancer:
             self._forget()
 
     def _stop_following(self) -> None:
-        self._observes = self._follows = False
+        self._follows = False
         self._controller = None
         self._use(())
 
     def _forget(self) -> None:
         self._seconds, self._images, self._steps = 0.0, 0, 0
+        self._longest = 0.0, 0
 
     def _decide(self, table: list[list[int]]) -> None:
         """Change shares by the measurements of all, and set the time of the next decision."""
-        if not self._observes:
+        if not self._follows:
             return
-        seconds = [ns / max(1, steps) / _NS for ns, _, steps, _, _ in table]
-        cost_s = min(cost for *_, cost in table) / _NS
-        steps = cost_s / (_COST * max(seconds)) if max(seconds) > 0 else 1
-        self._left += max(self._apart, self._meetings(min(_MOST_STEPS, steps)))
-        if min(seconds) <= 0:  # a worker has not computed since the last time
+        self._observe(table)
+        seconds = max(ns / max(1, steps) / _NS for ns, _, steps, _, _ in table)
+        steps = self._steps_to_next(seconds, min(cost for *_, cost in table) / _NS) if seconds > 0 else 1
+        waits = not (self._until_told and self._settled)
+        self._left += max(self._apart if waits else 0, self._meetings(steps))
+
+    def _observe(self, table: list[list[int]]) -> None:
+        if min(ns for ns, *_ in table) <= 0:  # a worker has not computed since the last time
+            return
+        careful = self._balance.optional
+        if careful and max(ns for ns, *_ in table) < _LEAST_S * _NS:
             return
         if self._controller is None:
-            self._controller = Controller(self._batch, len(table), least=self._least, weights=self.sizes)
+            self._controller = Controller(
+                self._batch, len(table), least=self._least, weights=self.sizes, careful=careful
+            )
         self._controller.most = [limit or float("inf") for *_, limit, _ in table]
+        seconds = [ns / steps / _NS for ns, _, steps, _, _ in table]
         if self._controller.observe(seconds, [images / steps for _, images, steps, _, _ in table]):
+            if careful and not self.sizes:
+                self.unevenness = self._controller.unevenness
             self._use(self._controller.sizes)
             self._apart = self._rests
         elif self._rests:
             self._apart = min(2 * self._apart, _LONGEST_APART)
+
+    def _steps_to_next(self, step_s: float, cost_s: float) -> float:
+        """Return the steps until the next meeting.
+
+        Args:
+            step_s: seconds that the slowest worker computes in a step.
+            cost_s: seconds of a meeting.
+        """
+        cost = cost_s / step_s
+        steps = min(_MOST_STEPS, max(min(cost / _COST, _FREQUENT_STEPS), cost / _MOST_COST))
+        return max(steps, _ENOUGH * _LEAST_S / step_s) if self._balance.optional else steps
 
     def _exchanged(self) -> list[list[int]]:
         """Return the measurements of all workers, in their order."""
@@ -465,7 +476,13 @@ class Balancer:
 
     def _measured(self) -> list[int]:
         """Return the measurements of this worker since the last time."""
-        own = [round(self._seconds * _NS), self._images, self._steps, self.limit, self._cost_ns]
+        seconds, images, steps = self._seconds, float(self._images), self._steps
+        if (
+            self._balance.optional and steps > 1
+        ):  # as if the longest step, perhaps interrupted, were as the others
+            longest_s, most = self._longest
+            seconds, images = ((each / (steps - 1)) * steps for each in (seconds - longest_s, images - most))
+        own = [round(seconds * _NS), round(images), steps, self.limit, self._cost_ns]
         self._forget()
         return own
 

@@ -419,8 +419,6 @@ class TrainingRun:
             self._tally.begin_epoch()
             done, following, stopped = through_epoch(epoch, done)
             last = following == calendar.epochs
-            if self._balancer is not None and not (last or stopped):
-                trainer.guard(lambda: self._balance_after_epoch(done))  # noqa: B023 (called at once)
             if stopped:
                 return done, True
             if last and self._finds_more(done):
@@ -623,21 +621,14 @@ class TrainingRun:
             meetings = int(not part.exchanger.keeps or part.exchanger.since == done)
         if not meetings or not balancer.after(done, meetings):
             return False
-        self._report_sizes(done)
-        return True
-
-    def _balance_after_epoch(self, done: int) -> bool:
-        """Make all workers follow their speeds from here on, if the epoch has shown that they are uneven."""
-        assert self._balancer is not None
-        uneven, group = self._balancer.after_epoch(), self._balancer.group
-        if uneven and self._tells_parts:
-            who = "workers" if not group else f"workers {', '.join(map(str, group))}"
+        if balancer.unevenness and self._tells_parts:
+            who = "workers" if not balancer.group else f"workers {', '.join(map(str, balancer.group))}"
             text = (
-                f"{who} are uneven: the slowest takes {uneven:.0%} longer for an image than the fastest, so batches "
-                "follow their speeds from here on (--balance off keeps them equal)"
+                f"{who} are uneven: the slowest takes {balancer.unevenness:.0%} longer for an image than the fastest, "
+                "so batches follow their speeds from here on (--balance off keeps them equal)"
             )
             self._control.report(Notice(time_s=self._tally.elapsed_s, text=text))
-            self._report_sizes(done)
+        self._report_sizes(done)
         return True
 
     @property

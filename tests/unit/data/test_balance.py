@@ -90,6 +90,36 @@ def test_noise_gives_even_machines_no_unequal_parts_however_many_there_are(worke
     assert sum(lost) / len(lost) < 0.03
 
 
+@pytest.mark.parametrize("workers", [2, 4, 16])
+def test_a_careful_controller_takes_no_noise_for_uneven_machines(workers):
+    for seed in range(20):
+        random, controller = Random(seed), Controller(64 * workers, workers, careful=True)
+        for _ in range(200):
+            measured = [size * random.lognormvariate(0, 0.1) for size in controller.sizes]
+            assert not controller.observe(measured, controller.sizes)
+
+
+@pytest.mark.parametrize("workers", [2, 16])
+def test_a_careful_controller_waits_for_a_second_interruption_in_turn(workers):
+    controller = Controller(64 * workers, workers, careful=True)
+    for decision in range(58):
+        interrupted = decision % 7 == 3
+        measured = [
+            size * (5 if interrupted and not worker else 1) for worker, size in enumerate(controller.sizes)
+        ]
+        assert not controller.observe(measured, controller.sizes)
+    slow = [5 * controller.sizes[0], *controller.sizes[1:]]
+    assert [controller.observe(slow, controller.sizes) for _ in range(2)] == [False, True]
+
+
+def test_a_careful_controller_takes_two_percent_that_are_certain():
+    controller = Controller(4000, 2, careful=True)
+    changed = [controller.observe([1.05, 1.0], controller.sizes) for _ in range(40)]
+    assert any(changed)
+    controller = Controller(4000, 2, careful=True)
+    assert not any(controller.observe([1.03, 1.0], controller.sizes) for _ in range(40))
+
+
 def test_uneven_machines_of_different_shapes_end_together():
     shapes = [Shape(0.5, 0.010), Shape(0.1, 0.020), Shape(0.0, 0.050)]
     controller = Controller(120, 3, shapes=shapes)

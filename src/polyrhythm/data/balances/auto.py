@@ -1,4 +1,4 @@
-"""Equal parts, until an epoch has shown that workers are uneven by more than a tenth; then `measured`."""
+"""Equal parts until measurements show that other ones would be faster; then they follow speeds, as in `measured`."""
 
 from __future__ import annotations
 
