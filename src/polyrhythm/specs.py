@@ -32,7 +32,7 @@ class Spec:
 
     Attributes:
         name: the choice.
-        arguments: its keys and values; a value is a number, a boolean, a text, None or another `Spec`.
+        arguments: keys and values; a value is a number, a boolean, a text, None or another `Spec`.
     """
 
     name: str

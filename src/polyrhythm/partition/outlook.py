@@ -265,7 +265,7 @@ class StagePlan:
     Attributes:
         bounds: the first layer of every stage, and at the end the number of layers.
         copies: ranks of every stage.
-        seconds: between two minibatches.
+        seconds: time between two minibatches.
     """
 
     bounds: tuple[int, ...]

@@ -309,7 +309,7 @@ class MembershipView(ControlMessage):
         over: whether members only have to leave.
         absences: step from which workers are absent, and which, oldest first, this view's last.
         missed: step of the others at which a worker was missed, and which, replaced or not.
-        since: for each of those, the first and last step without effect on the others.
+        since: first and last step without effect on the others, for each of these.
         begins: first entry of the log that no member had opened.
         gives: states to send: the worker that has it, the worker that begins with it.
         hands: results of the log to send: number of the entry, the worker that has it, the worker that lacks it.

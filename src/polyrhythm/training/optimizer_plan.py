@@ -263,7 +263,7 @@ class OwnOptimizer:
 
         Args:
             gradient: the flat gradients.
-            learning_rate: not regarded: the param groups have it.
+            learning_rate: unused, because the param groups have it.
         """
         at_once = None if self.step_of_inner is not None else self._at_once
         if at_once is not None and not self._flat.without_gradient and at_once.step():

@@ -50,7 +50,7 @@ def vignette(images: Tensor, area: Tensor, loss: Tensor, tones: Tones = BYTES) -
     """Darken images (B, C, H, W), uint8 or float, towards their corners, in a new tensor.
 
     Args:
-        images: not changed.
+        images: unchanged images.
         area: (B,), distance from the center at which darkening begins, in half diagonals, below 1.
         loss: (B,), share of light that the corners lose; 0 leaves an image unchanged.
         tones: black in float images; in bytes it is 0.

@@ -278,7 +278,7 @@ class Reunion(NamedTuple):
 
     Attributes:
         group: communicator of the present members; its rank 0 speaks for them.
-        members: their places in the whole group, in the same order.
+        members: places in the whole group, in the same order.
         servers: this member's way to the servers, if it speaks.
     """
 

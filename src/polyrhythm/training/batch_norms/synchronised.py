@@ -32,7 +32,7 @@ class Meeting:
     """Access of a network's layers to the workers that share their statistics.
 
     Attributes:
-        workers: those that take their steps together.
+        workers: workers that step together.
     """
 
     def __init__(self) -> None:
