@@ -3,7 +3,7 @@
     python scripts/build_site.py            into build/site; a link that leads nowhere is an error
     python scripts/build_site.py --dry      without running the tutorials
 
-The pages keep their relative places (`docs/`, `benchmarks/`, `examples/`), so their links stay valid. In a tutorial, the
+The pages keep their relative places (`docs/`, `benchmarks/`, `examples/`), so links stay valid. In a tutorial, the
 commands of a block that begins with "console run" are run in one folder per page; output and duration are written below
 them. A command that fails or hangs fails the build, as does a tutorial with a late first result. Each tutorial
 is also a notebook with the same outputs.

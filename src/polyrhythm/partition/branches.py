@@ -58,7 +58,7 @@ class Branches:
         """
         if any(True for _ in tree.branches.buffers()):
             raise RequestError(
-                "hybrid shares out branches without batch normalisation: give the treenet another base, or take "
+                "hybrid shares out branches without batch normalization: give the treenet another base, or take "
                 "synchronous"
             )
         with in_evaluation_mode(tree):

@@ -1,4 +1,4 @@
-"""Vignetting: images get darker towards their corners.
+"""Vignetting: images get darker toward their corners.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
 section 4.1.
@@ -47,7 +47,7 @@ class Vignetting(Config):
 
 
 def vignette(images: Tensor, area: Tensor, loss: Tensor, tones: Tones = BYTES) -> Tensor:
-    """Darken images (B, C, H, W), uint8 or float, towards their corners, in a new tensor.
+    """Darken images (B, C, H, W), uint8 or float, toward their corners, in a new tensor.
 
     Args:
         images: unchanged images.
