@@ -2,8 +2,8 @@
 for (const table of document.querySelectorAll(".md-typeset table:not([class])")) {
   const names = [...(table.tHead?.rows[0]?.cells ?? [])].map((cell) => cell.textContent);
   const cells = [...table.querySelectorAll("tbody td")];
-  const fits = table.offsetWidth <= table.closest("article").clientWidth;
-  if ((names.length < 3 && fits) || !cells.some((cell) => cell.textContent.length > 40)) continue;
+  const room = Math.min(table.clientWidth, table.closest("article").clientWidth);
+  if ((names.length < 3 && table.scrollWidth <= room + 1) || !cells.some((cell) => cell.textContent.length > 40)) continue;
   table.dataset.stacks = "";
   for (const cell of cells) cell.dataset.name = names[cell.cellIndex];
 }
