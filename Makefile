@@ -36,6 +36,7 @@ docs: $(VENV)/.development
 	$(BIN)/python scripts/generate_docs.py
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
+	@echo 'installing into $(VENV)/; this may take some minutes'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[data,tensorboard]'
 	touch $@

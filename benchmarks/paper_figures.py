@@ -19,7 +19,7 @@ def curve(
     dashed: bool = False,
     marks: bool = True,
 ) -> dict[str, Any]:
-    """Gives a line through points, of the colour of its index; dashed ones are what the paper or an ideal says."""
+    """Gives a line through points, of the color of its index; dashed ones are what the paper or an ideal says."""
     line: dict[str, Any] = {"color": "#8b93a3" if dashed else color(index, 8), "width": 2}
     if dashed:
         line["dash"] = "dash"

@@ -1,13 +1,12 @@
-"""Build the site: the pages of `docs/`, tutorials whose commands are run as it is built, a reference from the code.
+"""Build the site: the pages of `docs/`, tutorials with the output of their commands, a reference from the code.
 
     python scripts/build_site.py            into build/site; a link that leads nowhere is an error
     python scripts/build_site.py --dry      without running the tutorials
 
-The pages keep their places beside each other (`docs/`, `benchmarks/`, `examples/`), so that the links in them lead to
-the same places as in the repository. In a tutorial, the commands of a block that begins with "console run" are run, in
-one folder for the whole page, and what they print, and how long they took, is set below them. A command that fails or
-does not end fails the build, and so does a tutorial whose reader waits too long for a first result. Every tutorial is a
-notebook as well, beside its page, with the same outputs.
+The pages keep their relative places (`docs/`, `benchmarks/`, `examples/`), so links stay valid. In a tutorial, the
+commands of a block that begins with "console run" are run in one folder per page; output and duration are written below
+them. A command that fails or hangs fails the build, as does a tutorial with a late first result. Each tutorial
+is also a notebook with the same outputs.
 """
 
 from __future__ import annotations
@@ -57,8 +56,14 @@ FIRST_RESULT_S = 300.0
 WORDS_A_SECOND = 200 / 60
 """That people read."""
 LONGEST_LINES = 60
-WIDE = {"index.md": "navigation, toc", "docs/tutorials": "toc"}
-"""Pages without what stands beside others: they show terminals, which need the room."""
+WIDE = {
+    "index.md": "navigation, toc",
+    "docs/tutorials": "toc",
+    "docs/reference/faults.md": "navigation, toc",
+    "docs/reference/gallery.md": "toc",
+    "docs/reference/loops.md": "navigation, toc",
+}
+"""Pages without sidebars: terminals and wide tables need the room."""
 PREPARED = """\
 # Once: %pip install polyrhythm
 import shutil, sys
@@ -83,7 +88,7 @@ def assemble() -> None:
 
 
 def widen() -> None:
-    """Take what stands beside some pages away."""
+    """Hide the sidebars of some pages."""
     for place, hidden in WIDE.items():
         for page in [SOURCE / place] if place.endswith(".md") else (SOURCE / place).glob("*.md"):
             page.write_text(f"---\nhide: [{hidden}]\n---\n\n{page.read_text()}")
@@ -174,7 +179,7 @@ def _pattern(line: str) -> str:
 
 
 def run(line: str, folder: Path, page: str) -> Ran:
-    """Run a line of a tutorial in a folder, or exit with one line that says why it cannot be."""
+    """Run a line of a tutorial in a folder, or exit with one line that names the reason."""
     command = line.removeprefix("$ ")
     environment = {
         **os.environ,
@@ -190,7 +195,7 @@ def run(line: str, folder: Path, page: str) -> Ran:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # so that nothing of it is left behind
+        start_new_session=True,  # to end all of it
     )
     try:
         printed, _ = process.communicate(timeout=PATIENCE_S)
@@ -277,29 +282,27 @@ GALLERY = (
         "benchmarks/ut-austin/results_beside.md",
     ),
 )
-"""What a paper shows, and the committed result of the command that shows it here; its README has the rest."""
+"""Titles of tables in papers, with the committed result of the command that repeats each."""
 
 
 def gallery() -> str:
-    """Return the page of the papers' tables as they come out here."""
+    """Return the page of the papers' tables with their results here."""
     lines = [
-        "# The papers' tables",
+        "# Tables of papers",
         "",
-        "As committed, each by one command, beside the figures of the paper.",
+        "Results of one command each, next to the figures of the paper.",
     ]
     for title, path in GALLERY:
         page = SOURCE / path
         lines += ["", f"## {title}", "", page.read_text().strip(), ""]
-        lines += [
-            f"How it was calibrated and what it shows: [{path}](../../{page.parent.relative_to(SOURCE)}/README.md)."
-        ]
+        lines += [f"Calibration and conditions: [{path}](../../{page.parent.relative_to(SOURCE)}/README.md)."]
     return "\n".join(lines) + "\n"
 
 
 def verbs() -> str:
     """Return the page of all verbs."""
     known: Any = typer.main.get_command(command_line())
-    lines = ["# Verbs and options", "", "What `polyrhythm VERB --help` says, on one page."]
+    lines = ["# Commands and options", "", "All commands with the options of `polyrhythm VERB --help`."]
     for panel, names in VERBS.items():
         lines += ["", f"## {panel}"]
         for name in names:
@@ -331,13 +334,15 @@ def all_events() -> str:
     lines = [
         "# Events",
         "",
-        "The facts of a run, one a line of `events.jsonl`; `kind` is the name of the event.",
+        "Events of a run, one JSON object per line of `events.jsonl`; `event` is the name.",
     ]
     for name, kind in sorted(vars(events).items()):
         if inspect.isclass(kind) and is_dataclass(kind) and issubclass(kind, events.Event):
-            told = inspect.getdoc(kind) or ""
-            opening, _, attributes = told.partition("Attributes:")
-            meanings = dict(re.findall(r"^\s+(\w+): (.+(?:\n\s{6,}.+)*)", attributes, re.MULTILINE))
+            text = inspect.getdoc(kind) or ""
+            opening, _, attributes = text.partition("Attributes:")
+            meanings = {"time_s": "seconds since training started"} | dict(
+                re.findall(r"^\s+(\w+): (.+(?:\n\s{6,}.+)*)", attributes, re.MULTILINE)
+            )
             lines += ["", f"## {name}", "", _plain(opening), "", "| key | meaning |", "|---|---|"]
             lines += [f"| `{each.name}` | {_plain(meanings.get(each.name, ''))} |" for each in fields(kind)]
     return "\n".join(lines) + "\n"
@@ -352,15 +357,15 @@ ADAPTERS = (
 
 
 def api() -> str:
-    """Return the page of the public names, whose docstrings mkdocstrings fills in."""
+    """Return the page of the public names; mkdocstrings adds their docstrings."""
     lines = [
-        "# Python",
+        "# Python API",
         "",
         "Every public name of `polyrhythm`. Options of a run are the same as on the command line.",
     ]
     for name in sorted(polyrhythm.__all__, key=lambda name: (name != "Group", name.lower())):
         lines += ["", f"::: {polyrhythm.HOMES[name]}.{name}"]
-    lines += ["", "The adapters to other tools are imported from their modules."]
+    lines += ["", "Adapters to other tools are imported from their modules."]
     for name in ADAPTERS:
         lines += ["", f"::: polyrhythm.adapters.{name}"]
     return "\n".join(lines) + "\n"

@@ -14,7 +14,16 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PLACES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "docs", "benchmarks", "src")
+PLACES = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "examples/README.md",
+    "docs",
+    "benchmarks",
+    "src",
+)
 WORDS = re.compile(
     r"\b(?:who(?:se|m|ever)?|(?:no|some|every)body|told|tells?|sa(?:ys?|id)|go(?:es)? on|went on|going on|comes?|came|"
     r"(?:is|are) left|so many|of which|under way|besides?|anew|meanwhile|likewise|successors?|heirs?|pictures?|"

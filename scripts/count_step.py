@@ -20,7 +20,7 @@ Definitions:
   to the function around them; what a module or a class body does when it is imported is no function.
 - files of a run: the same from the fork to the end; on rank 0, and over all ranks together.
 - frames: of the package, on the stack from an entry to a leaf, both included, on the way that the whole run goes most
-  often (a server's first message also tries the optimiser out, and goes deeper); comprehensions do not count, lambdas
+  often (a server's first message also tries the optimizer out, and goes deeper); comprehensions do not count, lambdas
   do. `WAYS` names entries and leaves.
 """
 

@@ -40,21 +40,21 @@ PARTS = (
 SYMBOLS = """
 - M: bytes of the model; N: workers; R: replicas in a group.
 - H: steps from one mean or exchange to the next; G: groups or sites. Other letters are keys of the strategy.
-- *bytes a step*: bytes that all ranks send, divided by the number of steps of all workers.
+- *bytes per step*: bytes that all ranks send, divided by the number of steps of all workers.
 - *staleness*: updates between reading and applying, for workers of equal speed.
 
 `polyrhythm strategies NAME` prints the same.
 """
-FAULTS_OPENING = """# Every strategy, every fault
+FAULTS_OPENING = """# Faults by strategy
 
 Outcomes of each strategy with its defaults, as the strategies declare them. † is tested on real processes at every
 change, ‡ was seen on real processes by `benchmarks/fault-table`. [The fault model](../faults.md) explains the terms.
 
 """
-LOOPS_OPENING = """# Every strategy, every kind of loop
+LOOPS_OPENING = """# Loops by strategy
 
-Results of `test_every_strategy.py`. *As alone*: equal to plain torch to 1e-12. *Trains*: all workers
-end with one finite model. *Not*: refused with the message of that number.
+Results of `test_every_strategy.py`. *As alone*: equal to plain torch to 1e-12. *Trains*: all workers end with the same
+finite model. *Not*: refused with the message of that number.
 
 """
 CHOICES = (
@@ -78,7 +78,7 @@ CHOICES = (
     ("Adversaries", "byzantine(attack=…)", "polyrhythm.simulation.injection.adversaries"),
     ("Engines", "--engine", "polyrhythm.submission.engines"),
 )
-CHOICES_OPENING = """# Augmentations, optimizers, schedules, losses, and every other choice
+CHOICES_OPENING = """# Other choices
 
 Every choice of a run except strategies, with its rule, paper and keys. A choice is written as `name(key=value)`, as in
 `--optimizer "sgd(lr=0.1, nesterov=True)"`. Omitted keys have their defaults.
@@ -86,13 +86,13 @@ Every choice of a run except strategies, with its rule, paper and keys. A choice
 PARTS_OPENING = """## Parts of the parameter servers
 
 `parameter_server(consistency=…, merge=…, aggregator=…)` takes any of these, `mixed` any consistency and merge rule.
-A combination that cannot be right is refused, with the reason.
+Invalid combinations are refused, with the reason.
 """
 
 
 def table() -> str:
     """Return the table of strategies as Markdown."""
-    lines = ["| strategy | what it does | bytes a step | staleness | paper |", "|---|---|---|---|---|"]
+    lines = ["| strategy | what it does | bytes per step | staleness | paper |", "|---|---|---|---|---|"]
     for entry in strategies():
         cells = (
             f"[`{entry['name']}`](strategies/{entry['name']}.md)",
@@ -106,7 +106,7 @@ def table() -> str:
 
 
 def faults_table() -> str:
-    """Return the table of faults and their outcomes as Markdown, with marks for what real processes have shown."""
+    """Return the table of faults and their outcomes as Markdown, with marks of tests on real processes."""
     seen = seen_outcomes()
     lines = [f"| strategy | {' | '.join(Fault)} |", "|---" * (1 + len(Fault)) + "|"]
     for spec in (*(entry["name"] for entry in strategies()), *VARIATIONS):
@@ -120,29 +120,34 @@ def faults_table() -> str:
 
 
 def seen_outcomes() -> dict[tuple[str, str], str]:
-    """Return the declarations that `benchmarks/fault-table` has found true, by strategy and fault."""
+    """Return the declarations that `benchmarks/fault-table` has confirmed, by strategy and fault."""
     rows = json.loads(SHOWN.read_text(encoding="utf-8"))["rows"]
     return {(row["strategy"], row["fault"]): row["declared"] for row in rows if row["fits"]}
 
 
 def loops_table() -> str:
-    """Return what each kind of strategy does with each kind of loop, as the tests of all pairs have found it."""
-    told = json.loads(OUTCOMES.read_text(encoding="utf-8"))
+    """Return the table of strategies and kinds of loop, from the recorded outcomes of their tests."""
+    outcomes = json.loads(OUTCOMES.read_text(encoding="utf-8"))
     columns: dict[str, list[str]] = {}
-    for spec, column in told["columns"].items():
+    for spec, column in outcomes["columns"].items():
         columns.setdefault(column, []).append(spec)
-    names = ["in step, one model", "servers", "local updates", "gossip"]
+    names = ["synchronous", "servers", "local updates", "gossip"]
     notes: dict[str, list[str]] = {}
     lines = ["| in the loop | " + " | ".join(names) + " |", "|---" * (1 + len(names)) + "|"]
-    for row, variations in sorted(told["rows"].items()):
+    for row, variations in sorted(outcomes["rows"].items()):
         cells = [
-            _cell([told["refused"].get(spec, {}) for spec in columns[name]], columns[name], variations, notes)
+            _cell(
+                [outcomes["refused"].get(spec, {}) for spec in columns[name]],
+                columns[name],
+                variations,
+                notes,
+            )
             or ("as alone" if name == names[0] else "trains")
             for name in names
         ]
         lines.append(f"| {row} | {' | '.join(cells)} |")
     reasons = [f"{number}. {reason}" for number, reason in enumerate(notes, 1)]
-    cut = ", ".join(f"`{spec}`" for spec in sorted(columns["networks that are cut"]))
+    cut = ", ".join(f"`{spec}`" for spec in sorted(columns["divided networks"]))
     listed = (f"*{name}*: {', '.join(f'`{spec}`' for spec in sorted(columns[name]))}." for name in names)
     return (
         "\n".join([*lines, "", *listed, f"{cut} refuse every loop.", "", "Refused with:", "", *reasons])
@@ -153,23 +158,23 @@ def loops_table() -> str:
 def _cell(
     refused: list[dict[str, str]], specs: list[str], variations: list[str], notes: dict[str, list[str]]
 ) -> str:
-    """Return who refuses which of the variations, with the numbers of the reasons; empty if nobody refuses any."""
-    said: dict[str, set[int]] = {}
+    """Return the strategies that refuse a variation, with the numbers of the reasons; empty if there are none."""
+    reasons: dict[str, set[int]] = {}
     for spec, found in zip(specs, refused, strict=True):
         for variation in variations:
             if variation in found:
                 reason = _without_names(found[variation], spec)
                 number = [*notes, reason].index(reason) + 1
                 notes.setdefault(reason, []).append(spec)
-                said.setdefault(spec, set()).add(number)
+                reasons.setdefault(spec, set()).add(number)
     by_reason: dict[str, list[str]] = {}
-    for spec, numbers in sorted(said.items()):
+    for spec, numbers in sorted(reasons.items()):
         by_reason.setdefault(", ".join(map(str, sorted(numbers))), []).append(f"`{spec}`")
     return "; ".join(f"not {', '.join(named)} ({numbers})" for numbers, named in by_reason.items())
 
 
 def _without_names(line: str, spec: str) -> str:
-    """Return the line of a refusal without what differs between strategies and parameters."""
+    """Return the line of a refusal without names of strategies and parameters."""
     name = spec.partition("(")[0]
     line = re.sub(rf"\b{name}(\([^)]*\))?", "…", line)
     return re.sub(r"^\S+\.(weight|bias)\b", "…", line)
@@ -235,7 +240,7 @@ def parts() -> str:
 
 
 def choices_page() -> str:
-    """Return the page of all choices that are no strategies."""
+    """Return the page of all choices other than strategies."""
     sections = [CHOICES_OPENING]
     for title, option, package in CHOICES:
         sections.append(f"## {title}\n\nValues of `{option}`.\n")
@@ -246,14 +251,14 @@ def choices_page() -> str:
 
 
 def _keys(name: str, kind: type[Config]) -> str:
-    """Return a table of a choice's keys, with their meaning as its docstring and those of its bases have it."""
+    """Return a table of a choice's keys, with their meaning from the docstrings of the class and its bases."""
     if not kind.model_fields:
         return "It takes no keys.\n"
     meanings = _attributes(kind)
     lines = ["| key | default | limits | meaning |", "|---|---|---|---|"]
     for key, info in kind.model_fields.items():
         if key not in meanings:
-            sys.exit(f"{name}: the docstring of {kind.__qualname__} does not say what {key} means")
+            sys.exit(f"{name}: the docstring of {kind.__qualname__} does not explain {key}")
         default = (
             "required" if info.is_required() else f"`{_shown(info.get_default(call_default_factory=True))}`"
         )
@@ -278,7 +283,7 @@ def _attributes(kind: type[Config]) -> dict[str, str]:
 
 
 def _limits(info: Any) -> str:
-    """Return what a field may be: its bounds, or the words it takes."""
+    """Return the bounds of a field, or its permitted words."""
     if get_origin(info.annotation) is Literal:
         return ", ".join(map(str, get_args(info.annotation)))
     signs = {"gt": "above", "ge": "from", "lt": "below", "le": "to"}
@@ -298,7 +303,7 @@ def _shown(value: Any) -> str:
 def _strategy(entry: dict[str, Any], kind: type[Config]) -> str:
     rows = (
         ("paper", entry["paper"]),
-        ("bytes a step", entry["bytes_per_step"]),
+        ("bytes per step", entry["bytes_per_step"]),
         ("staleness", entry["staleness"]),
         ("use it for", entry["use_it"]),
         ("when a worker dies", entry["when_a_worker_dies"]),

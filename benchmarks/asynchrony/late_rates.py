@@ -1,4 +1,4 @@
-"""Which default optimiser bears late gradients: `parameter_server` without SGD's momentum, and with it.
+"""Which default optimizer bears late gradients: `parameter_server` without SGD's momentum, and with it.
 
     python benchmarks/asynchrony/late_rates.py [--workers 4] [--seeds 0,1,2,3,4]
     python benchmarks/asynchrony/late_rates.py --warm-up [--seeds 0,1,2,3,4]

@@ -1,6 +1,6 @@
 """How fast pictures are changed: our batches against torchvision's and Kornia's transforms, on one core.
 
-All do the same to 64 pictures of 224 pixels: colour cast, rotation, stretching and flip. Seconds are those of the
+All do the same to 64 pictures of 224 pixels: color cast, rotation, stretching and flip. Seconds are those of the
 processor, so that other work on the machine counts less. torchvision changes picture by picture, or the whole batch
 with one draw, which changes all pictures alike; Kornia draws for each picture of a batch.
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/bsc-tables/convergence.py [--rate 0.3] [--loss 0.2] [--seeds 5] [--nodes 1,2,4,8] [--out DIR]
 
-Real gradients of a small network on the ready cluster `bsc`, mixed mode, as many servers as they had, their optimiser,
+Real gradients of a small network on the ready cluster `bsc`, mixed mode, as many servers as they had, their optimizer,
 and the same rate and batch a worker on any number of nodes. A step is one gradient of one worker.
 """
 

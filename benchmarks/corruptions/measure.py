@@ -1,7 +1,7 @@
 """Corruptions beside those of the package `imagecorruptions`: how far they move photographs, what detail is left.
 
     distance   root of the mean squared difference from the original, values in [0, 1]
-    detail     mean absolute difference of neighbouring pixels, as a share of the original's
+    detail     mean absolute difference of neighboring pixels, as a share of the original's
 
 Both are means over windows of 224 pixels from scikit-learn's two photographs.
 """

@@ -137,9 +137,9 @@ def write_conditions(
             parts.append(_picture(files[index], left, top))
             for line, (way, said) in enumerate(ways.items()):
                 likeliest = int(said[index].argmax())
-                colour = _RIGHT if likeliest == truth[index] else _WRONG
+                color = _RIGHT if likeliest == truth[index] else _WRONG
                 parts.append(
-                    _text(left, top + _SIDE + 15 + 16 * line, f"{way}: {classes[likeliest]}", colour=colour)
+                    _text(left, top + _SIDE + 15 + 16 * line, f"{way}: {classes[likeliest]}", color=color)
                 )
     _write(path, 10 + cell * len(shown), 28 + row * len(chosen), parts)
 
@@ -155,19 +155,19 @@ def _bars(
 ) -> str:
     parts = []
     for place, index in enumerate(np.argsort(-said, kind="stable")[:most].tolist()):
-        colour = _RIGHT if index == truth else _WRONG if place == 0 else _OTHER
+        color = _RIGHT if index == truth else _WRONG if place == 0 else _OTHER
         down = top + place * step
         parts.append(
             f'<rect x="{left}" y="{down}" width="{max(1.0, _BAR * float(said[index])):.1f}" height="{step - 5}" '
-            f'fill="{colour}" fill-opacity="0.55"/>'
+            f'fill="{color}" fill-opacity="0.55"/>'
         )
         parts.append(_text(left + 4, down + step - 9, f"{classes[index]} {said[index]:.2f}"))
     return "".join(parts)
 
 
-def _text(x: float, y: float, text: str, *, bold: bool = False, colour: str = _TEXT) -> str:
+def _text(x: float, y: float, text: str, *, bold: bool = False, color: str = _TEXT) -> str:
     weight = ' font-weight="bold"' if bold else ""
-    return f'<text x="{x}" y="{y}" fill="{colour}"{weight}>{escape(text)}</text>'
+    return f'<text x="{x}" y="{y}" fill="{color}"{weight}>{escape(text)}</text>'
 
 
 def _picture(file: Path, left: float, top: float) -> str:

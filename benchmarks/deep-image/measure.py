@@ -29,7 +29,7 @@ AUGMENT = (
     "lens_distortion(strength=0.2, probability=0.2); vignetting(probability=0.2)"
 )
 MEMBERS, NETWORKS, APART = 4, 6, 2
-"""A seed's ensemble begins so many networks after that of the seed before: neighbours share half of their members."""
+"""A seed's ensemble begins so many networks after that of the seed before: neighbors share half of their members."""
 STUDENT, PLAIN = "distilled", "plain"
 SEEN_IN_TRAINING = 100
 """Test pictures that are looked at after every epoch; errors are those of all of them, later."""

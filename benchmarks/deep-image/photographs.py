@@ -4,7 +4,7 @@
     python benchmarks/deep-image/photographs.py test  --packages unpacked --folder runs/photographs [--seeds 0 1] …
     python benchmarks/deep-image/photographs.py show  --folder runs/photographs --out benchmarks/deep-image
 
-A class is a photograph: windows of its left part are learnt, windows of its right part, which no training image
+A class is a photograph: windows of its left part are learned, windows of its right part, which no training image
 touches, are tested. Every seed draws windows of its own. Networks of a seed, of which each sees pieces of equal size:
 
     plain       the square in the middle, small; nothing is changed
@@ -307,7 +307,7 @@ python benchmarks/deep-image/photographs.py show  --folder runs/photographs --ep
 ```
 
 {classes} classes, each a photograph of the package mate-backgrounds (GPL-2+, authors in its copyright file) or of
-scikit-learn (CC BY 2.0, see its `sklearn/datasets/images/README.txt`): {train} windows of its left part are learnt,
+scikit-learn (CC BY 2.0, see its `sklearn/datasets/images/README.txt`): {train} windows of its left part are learned,
 {test} of its right part, which touches none of those, are tested: {tested} test images. Every seed draws windows of
 its own. All networks see pieces of equal size: *plain* the square in the middle, unchanged; the others random windows,
 with the augmentations of `recipes/deep_image_256.yaml`, of small images, or of images twice as large, as the paper
@@ -354,7 +354,7 @@ def _shown(seeds: list[Seed], name: str, out: Path) -> tuple[dict[str, Any], str
         for what in ("rescued-by-augmentation", "rescued-by-resolution", "small-and-large")
     )
     small, large = (said[f"three of {size} images, dense and flips"] for size in ("small", "large"))
-    learnt = write_cases(
+    learned = write_cases(
         out / by_augmentation, tested, ("plain", said["plain"]), ("augmented", said["+ augmentation"])
     )
     sharper = write_cases(out / by_resolution, tested, ("small images", small), ("large images", large))
@@ -370,7 +370,7 @@ Pieces of {start.side} pixels in images of {start.scales[0]} and of {start.scale
 ![test errors]({bars.name})
 
 **Rescued by augmentation** (the paper's figure 6; seed {first.seed}): of the plain network's mistakes
-{learnt["rescued"]} are none with augmentation, and {learnt["lost"]} are new. The surest of the former, with the five
+{learned["rescued"]} are none with augmentation, and {learned["lost"]} are new. The surest of the former, with the five
 likeliest classes:
 
 ![cases]({by_augmentation})
@@ -384,7 +384,7 @@ none for three of large ones, and {sharper["lost"]} are new.
 
 ![all classes]({compared})
 """
-    cases = {"augmentation": learnt, "resolution": sharper}
+    cases = {"augmentation": learned, "resolution": sharper}
     return {"seeds": [seed.seed for seed in seeds], "test_error_percent": found, "cases": cases}, part
 
 
@@ -407,7 +407,7 @@ def _conditions(seed: Seed, out: Path) -> tuple[dict[str, dict[str, float]], str
         f"""## Under other conditions
 
 From random weights, seed {seed.seed}; test errors in percent where images are taken otherwise than those that were
-learnt (figure 9):
+learned (figure 9):
 
 | | plain | augmented | six models, dense and flips |
 |---|---|---|---|

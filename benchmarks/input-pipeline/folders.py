@@ -2,7 +2,7 @@
 
     python benchmarks/input-pipeline/folders.py [--pictures 256] [--size 224] [--rounds 5] [--json]
 
-Pictures are JPEG files of random colours, 400 by 500 pixels, made for the occasion. In each round one thread makes
+Pictures are JPEG files of random colors, 400 by 500 pixels, made for the occasion. In each round one thread makes
 all batches of an epoch from the files, from what was decoded to disk (`--decoded`), from memory (`--cache`), and from
 a memory that holds half of them. Counted are the processor's seconds of that process, as medians over rounds.
 """
@@ -30,7 +30,7 @@ BATCH = 32
 
 
 def make_pictures(folder: Path, count: int) -> list[str]:
-    """Writes pictures whose colours change softly, as those of photographs do."""
+    """Writes pictures whose colors change softly, as those of photographs do."""
     random, paths = np.random.default_rng(0), []
     for number in range(count):
         coarse = Image.fromarray(random.integers(256, size=(20, 25, 3), dtype=np.uint8))

@@ -4,7 +4,7 @@
 
 Both train the same model in this one process, in turn, with all that a run of one worker does at every step. The
 peer's batches are synthetic, made beforehand and used again and again; ours come out of the loader: shuffled, gathered
-from the decoded data set in memory, made numbers, normalised.
+from the decoded data set in memory, made numbers, normalized.
 `--transform` adds augmentations, which the peer does without.
 """
 

@@ -3,7 +3,7 @@
     python benchmarks/loop/measure.py [--model lenet5] [--data fashion-mnist] [--steps 100] [--rounds 9]
 
 Both loops run in this one process, in turn, on the same batches; what is compared is the median of the ratios of
-neighbouring rounds.
+neighboring rounds.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Two hosts are network namespaces with links of 1 Gb/s (`benchmarks/namespaces.py`; needs root), one worker each; servers
 are on the first, or on both. The model is ResNet-18 with every number there, its buckets and the shares of its layers.
-Computing is a sleep; messages, servers and their optimiser are real. Both ways run in turn. What a step takes beyond
+Computing is a sleep; messages, servers and their optimizer are real. Both ways run in turn. What a step takes beyond
 its computing is exposed communication. The simulator is told the link, as measured, and what a step of one worker alone
 takes beyond its sleep.
 """

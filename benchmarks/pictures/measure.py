@@ -1,8 +1,8 @@
 """Fine-tuning with every option at its default, on three kinds of pictures, beside a linear probe of the same backbone.
 
-    photographs   a class is a landscape; windows of its left part are learnt, windows of its right part tested
+    photographs   a class is a landscape; windows of its left part are learned, windows of its right part tested
     stamps        drawings and cut-out photographs of animals, food, …; three tenths of each class are tested
-    surfaces      brick, gravel, grass, tissue, …, grey or in colour; windows as of the landscapes, 64 pixels a side
+    surfaces      brick, gravel, grass, tissue, …, gray or in color; windows as of the landscapes, 64 pixels a side
 
 The probe is scikit-learn's multinomial logistic regression on the frozen features of the plain pictures, its strength
 chosen by 5-fold cross-validation, tested on the same pictures. `--killed` trains with four workers of which one is

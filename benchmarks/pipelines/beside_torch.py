@@ -5,7 +5,7 @@
 One thread a process. Ours and torch's take turns, and the order changes from pair to pair, so that what else runs on
 the machine meets both. Reported is the ratio of images a second of each pair: their median, and all of them. Ours is
 the whole training loop (loader, schedule of the rate, batch-norm statistics); torch's is its schedule and the
-optimiser's step on pictures that are ready. Steps before timing starts: 3. The memory of ours is beside what was said.
+optimizer's step on pictures that are ready. Steps before timing starts: 3. The memory of ours is beside what was said.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SCHEDULES = {
 
 
 def network() -> nn.Sequential:
-    """Makes a network of convolutions with batch normalisation, as long as one can cut."""
+    """Makes a network of convolutions with batch normalization, as long as one can cut."""
     layers: list[nn.Module] = []
     widths = (3, 32, 32, 64, 64, 96, 96, 128)
     for number, (before, after) in enumerate(pairwise(widths)):

@@ -7,7 +7,7 @@ turn. In each round every way makes, one after the other,
 
     empty               a message without a tensor, and an answer without one
     exchange            a push of `--bytes`, which the server subtracts from its parameters, and a pull of as many
-    parameter_server    the same by the strategy's own worker and server parts: flat gradients, plan, optimiser, gate
+    parameter_server    the same by the strategy's own worker and server parts: flat gradients, plan, optimizer, gate
 
 What is printed are the medians over rounds, the median of the rounds' ratios to the first way, and their range.
 """

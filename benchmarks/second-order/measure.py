@@ -87,7 +87,7 @@ ASKED = ("data", "model", "batch_size", "schedule", "epochs", "target", "images"
 
 
 def known_of(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """Gives the runs that a study's file has, by optimiser and seed."""
+    """Gives the runs that a study's file has, by optimizer and seed."""
     if not path.is_file():
         return {}
     found: dict[str, Any] = json.loads(path.read_text())
@@ -145,7 +145,7 @@ def main() -> None:
             if path is not None:
                 path.write_text(json.dumps({"asked": asked, "runs": known}, indent=1) + "\n")
     lines = [
-        f"| optimiser | epochs to {chosen.target:g} | mean | between tests, by a line | mean | "
+        f"| optimizer | epochs to {chosen.target:g} | mean | between tests, by a line | mean | "
         "processor seconds of an epoch |",
         "|---|---|---|---|---|---|",
     ]

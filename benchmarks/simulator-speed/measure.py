@@ -1,4 +1,4 @@
-"""What it costs to simulate many ranks without gradients, contention modelled.
+"""What it costs to simulate many ranks without gradients, contention modeled.
 
     python benchmarks/simulator-speed/measure.py [--workers 100 1000 10000] [--servers 1 4] [--steps 100]
         [--per-host 1] [--per-rack 0]

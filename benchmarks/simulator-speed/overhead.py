@@ -42,7 +42,7 @@ class Stopwatch:
 
 
 def timed(watch: Stopwatch) -> tuple[type, type]:
-    """Return the pace and the optimiser whose time is taken."""
+    """Return the pace and the optimizer whose time is taken."""
 
     class TimedPace(DrawnPace):
         def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:

@@ -22,7 +22,7 @@ class TraceRank:
 
     Attributes:
         host: number of the host.
-        rank: of the rank on it.
+        rank: rank of the track.
     """
 
     host: int

@@ -69,7 +69,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def open_new(draft: Path) -> BinaryIO:
-    """Open a draft to be written; one that this process has left there is replaced, and no link is followed.
+    """Open a draft for writing; an earlier draft of this process is replaced, and links are not followed.
 
     Raises:
         OSError: the file system refused.

@@ -34,7 +34,7 @@ class RunStarted(Event):
     """Training starts.
 
     Attributes:
-        strategy: its spec, as text.
+        strategy: spec of the strategy, as text.
         data: name of the data.
         model: name of the model.
         workers: number of workers.
@@ -48,7 +48,7 @@ class RunStarted(Event):
         parameters: number of trained parameters of the model.
         free_running: whether no worker ever waits for a slower one.
         begun: progress of other numbers of workers in unfinished epochs; empty if there are none.
-        deal: with dynamic batches, batches drawn before, as `Dealer` writes it; else empty.
+        deal: batches drawn before, as `Dealer` writes them; empty without dynamic batches.
         images: images of the whole run with dynamic batches, where workers take different numbers of steps; else 0.
         images_before: images that count as done when a resumed run starts; None if unknown.
     """
@@ -94,7 +94,7 @@ class Logged(Event):
     """A user's own loop has something to log.
 
     Attributes:
-        worker: its index among the workers, from 0.
+        worker: index among the workers, from 0.
         step: steps that it has done since the run began.
         values: numbers by name.
     """
@@ -137,13 +137,13 @@ class WorkerProgress(Event):
     """Progress of one worker since its last such event.
 
     Attributes:
-        worker: its index among the workers, from 0.
+        worker: index among the workers, from 0.
         epoch: the current epoch, from 0.
         step: steps done since the run began (over all epochs).
         steps: steps done since the last such event.
         images: images seen since the last such event.
         loss: mean training loss of those images.
-        learning_rate: the current one.
+        learning_rate: current learning rate.
         wait_s: seconds of this period in which the worker waited for others.
         stage_s: seconds of `wait_s` spent waiting for other stages of a pipeline.
         processor_s: seconds of this period in which it was ready to run, and the processor was busy with other
@@ -167,17 +167,17 @@ class WorkerTimings(Event):
     """Breakdown of one worker's step time since its last such event; emitted only with `timings`.
 
     Attributes:
-        worker: its index among the workers, from 0.
+        worker: index among the workers, from 0.
         step: steps done since the run began.
         steps: number of steps in this period.
-        data_s: waiting for a batch.
+        data_s: seconds of waiting for a batch.
         forward_s: forward passes, with the transfer of the batch to the device.
         backward_s: backward passes.
         update_s: the optimizer and the strategy's own arithmetic, and work that a server leaves to the worker.
-        communication_s: inside the communicator, waiting for others included.
+        communication_s: calls of the communicator, waiting for others included.
         other_s: the rest of the steps.
         in_step: whether the strategy is lockstep.
-        communication: if so, (step, seconds) of each step.
+        communication: (step, seconds) of each step, if so; else empty.
         spans: (name, start, end) in seconds since training started, of the first steps of a real run.
     """
 
@@ -200,7 +200,7 @@ class CacheUsed(Event):
     """Use of a worker's image cache since its last such event; emitted only if there is a cache.
 
     Attributes:
-        worker: its index among the workers, from 0.
+        worker: index among the workers, from 0.
         images: images requested; a few more than it has trained on if batches are prepared ahead.
         hits: number of these that were in the cache.
         kept_bytes: bytes in the cache now; ranks of one host may share it.
@@ -239,10 +239,10 @@ class BatchesDrawn(Event):
 
     Attributes:
         unit: index of the worker, or of the group.
-        step: its steps before them.
+        step: steps of the unit before these batches.
         epoch: epoch of the order.
-        start: their first place in that order.
-        stop: the place after their last.
+        start: first place in that order.
+        stop: place after the last one.
         batches: number of batches; 0 where these places are given back, since the worker has failed.
         reached: images of the run that all workers will have done before the first of them.
         until: images of the run that all workers will have done after the last of them.
@@ -263,7 +263,7 @@ class ServerProgress(Event):
     """Progress of one server since its last such event.
 
     Attributes:
-        server: its index among the servers, from 0.
+        server: index among the servers, from 0.
         version: updates applied to its shard since the run began.
         staleness: number of gradients applied at each staleness, since the last such event.
         seconds: length of the period since the last such event.
@@ -290,8 +290,8 @@ class WorkerLost(Event):
     """A worker is lost; the others continue.
 
     Attributes:
-        worker: its index among the workers, from 0.
-        rank: its rank.
+        worker: index among the workers, from 0.
+        rank: rank of the process.
         step: steps that it was known to have done since the run began; the servers may hold a few more.
     """
 
@@ -310,8 +310,8 @@ class WorkerJoined(Event):
     """The replacement of a failed worker has joined.
 
     Attributes:
-        worker: its index among the workers, from 0.
-        rank: its rank.
+        worker: index among the workers, from 0.
+        rank: rank of the process.
     """
 
     worker: int
@@ -335,7 +335,7 @@ class ImagesLeftOut(Notice):
     """Unreadable images are excluded from training or from a test.
 
     Attributes:
-        files: their names, in one line each.
+        files: names, one line each.
     """
 
     files: list[str]
@@ -370,8 +370,8 @@ class Straggler(Notice):
     """A worker has become a straggler, or is no longer one, according to the text.
 
     Attributes:
-        worker: its index among the workers, from 0.
-        slowdown: its own step time divided by the median of all workers.
+        worker: index among the workers, from 0.
+        slowdown: step time divided by the median of all workers.
     """
 
     worker: int
@@ -383,7 +383,7 @@ class ServerLost(Notice):
     """A server is lost; the replicas of its shards take over.
 
     Attributes:
-        rank: its rank.
+        rank: rank of the process.
     """
 
     rank: int
@@ -394,7 +394,7 @@ class ServerJoined(Notice):
     """The replacement of a failed server has all of its shards, so the run survives another failure.
 
     Attributes:
-        rank: its rank.
+        rank: rank of the process.
     """
 
     rank: int

@@ -26,7 +26,7 @@ def fetched(
     """Download a file to `path` unless it is there already, and return `path`.
 
     Args:
-        address: its URL.
+        address: URL.
         path: folders are created if necessary.
         checksum: first hexadecimal digits of its hash, if known.
         kind: name of the hash in hashlib.

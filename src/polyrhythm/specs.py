@@ -32,7 +32,7 @@ class Spec:
 
     Attributes:
         name: the choice.
-        arguments: its keys and values; a value is a number, a boolean, a text, None or another `Spec`.
+        arguments: keys and values; a value is a number, a boolean, a text, None or another `Spec`.
     """
 
     name: str
@@ -128,6 +128,8 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     name: ClassVar[str]
+    former_keys: ClassVar[dict[str, str]] = {}
+    """Keys by their names of earlier versions, which specs still accept until 0.2.0."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -196,6 +198,10 @@ def _parsed(what: str, spec: str | Spec) -> Spec:
 
 def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
     """Return a validated pydantic model; the first invalid value is raised as a one-line `RequestError`."""
+    former = kind.former_keys if issubclass(kind, Config) else {}
+    values = {
+        former.get(key, key) if former.get(key) not in values else key: given for key, given in values.items()
+    }
     for key in values:
         if key not in kind.model_fields:
             keys = kind.model_fields

@@ -89,7 +89,7 @@ def out_of_step(workers: int) -> list[str]:
 
 
 def cuts_layers(job: Job) -> bool:
-    """Whether shards of several servers cut layers that the optimiser has to see whole: such a job is refused."""
+    """Whether shards of several servers cut layers that the optimizer has to see whole: such a job is refused."""
     return job.learning.optimizer.layerwise and job.traits.shards > 1
 
 
@@ -122,7 +122,7 @@ def with_dropout() -> nn.Module:
 
 
 def with_batch_norm() -> nn.Module:
-    """Makes a small convolutional network with batch normalisation."""
+    """Makes a small convolutional network with batch normalization."""
     return nn.Sequential(
         nn.Conv2d(1, 2, 3, padding=1),
         nn.BatchNorm2d(2),
@@ -288,7 +288,7 @@ def shared_out(order: Tensor, most: int) -> list[Tensor]:
 def plain_loop(
     job: Job, together: int = 1, each: Callable[[nn.Module], None] = lambda model: None
 ) -> nn.Module:
-    """Trains one model in plain torch, without anything of ours but the shuffle and the optimiser's class.
+    """Trains one model in plain torch, without anything of ours but the shuffle and the optimizer's class.
 
     Args:
         job: what to learn; its strategy is not looked at.

@@ -99,8 +99,8 @@ THIRDS = [
     for place, optimizer in enumerate(choices(OPTIMIZERS))
     if (number + place) % 3 == 0
 ]
-"""Each strategy with a third of the optimisers, each optimiser with a third of the strategies: what there is to be kept
-is the optimiser's, and where it is kept the strategy's."""
+"""Each strategy with a third of the optimizers, each optimizer with a third of the strategies: what there is to be kept
+is the optimizer's, and where it is kept the strategy's."""
 
 
 @pytest.mark.parametrize(("spec", "optimizer"), THIRDS)
@@ -165,7 +165,7 @@ def test_staleness_counts_go_on_after_a_resume(spec, folders):
 @pytest.mark.parametrize("stop_s", [0.03, 0.075])
 @pytest.mark.parametrize("spec", in_step(WORKERS))
 def test_random_numbers_and_every_workers_own_statistics_are_back_after_a_resume(spec, stop_s, folders):
-    """Dropout draws the same, and batch normalisation goes on from each worker's own running means."""
+    """Dropout draws the same, and batch normalization goes on from each worker's own running means."""
     job = make_job(spec, WORKERS, model=with_dropout_and_batch_norm)
     whole = played(spec, WORKERS, model=with_dropout_and_batch_norm)
     _, second = interrupted_and_resumed(job, folders(), stop_s)

@@ -49,7 +49,7 @@ def start_of(job):
 
 
 def by_hand(job, *, alpha, tau, together, delta=0.0):
-    """Plays the rule: exchanges at the begin of steps, in the order in which the steps begin; gives the centre."""
+    """Plays the rule: exchanges at the begin of steps, in the order in which the steps begin; gives the center."""
     total = 2 * STEPS_PER_EPOCH
     centre = start_of(job)
     own = [centre.clone() for _ in range(job.workers)]
@@ -103,7 +103,7 @@ def test_without_momentum_eamsgd_is_easgd_bit_for_bit(optimizer):
 
 
 def test_alpha_of_zero_leaves_the_workers_alone():
-    """The centre stays where it was, and worker 1 ends as plain SGD on its own batches."""
+    """The center stays where it was, and worker 1 ends as plain SGD on its own batches."""
     job = job_of("easgd(alpha=0, tau=1)")
     trained = simulated(job, UNEVEN)
     assert trained.sha256 == sha256_of(start_of(job))
@@ -119,7 +119,7 @@ def test_the_centre_is_what_is_tested_and_saved(tmp_path):
     saved = saved_vector(tmp_path)
     assert sha256_of(saved) == trained.sha256
     assert not torch.equal(saved, vector_of(trained.models[1]))
-    # with alpha = 0 the centre stays untrained, however well the workers learn: every test must show that
+    # with alpha = 0 the center stays untrained, however well the workers learn: every test must show that
     still = simulated(job_of("easgd(alpha=0)", dtype=torch.float32), UNEVEN)
     losses = [event.test_loss for event in still.events if type(event).__name__ == "Evaluated"]
     assert len(losses) == 2
@@ -128,7 +128,7 @@ def test_the_centre_is_what_is_tested_and_saved(tmp_path):
 
 def test_another_momentum_than_delta_is_refused():
     with pytest.raises(
-        RequestError, match=r"momentum delta=0\.5, and the optimiser one of 0\.9: give it momentum=0"
+        RequestError, match=r"momentum delta=0\.5, and the optimizer one of 0\.9: give it momentum=0"
     ):
         simulated(job_of("eamsgd(delta=0.5)", optimizer="sgd"))
-    simulated(job_of("eamsgd(delta=0.9)", optimizer="sgd"))  # the optimiser's stands for it
+    simulated(job_of("eamsgd(delta=0.9)", optimizer="sgd"))  # the optimizer's stands for it

@@ -1,4 +1,4 @@
-"""Gossip against plain torch: a list of models, a matrix, and of ours only the shuffle and the optimiser's class."""
+"""Gossip against plain torch: a list of models, a matrix, and of ours only the shuffle and the optimizer's class."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_convolutions_that_are_cut_train_as_one_worker_with_all_batches(
 
 
 def normed() -> nn.Module:
-    """Makes a network with batch normalisation, a fully connected layer behind it."""
+    """Makes a network with batch normalization, a fully connected layer behind it."""
     return nn.Sequential(
         nn.Conv2d(1, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(80, CLASSES)
     )

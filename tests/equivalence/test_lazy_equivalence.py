@@ -13,7 +13,7 @@ from polyrhythm.training.flat_parameters import FlatParameters
 SLOW = ConstantCluster(step_s=uneven, bandwidth_bytes_per_s=3e4)
 
 
-CASES = [  # bytes of a bucket, options, workers, optimiser
+CASES = [  # bytes of a bucket, options, workers, optimizer
     (16, "", 1, "sgd"),
     (16, "", 2, "adam(lr=0.01)"),
     (16, "", 3, "sgd"),

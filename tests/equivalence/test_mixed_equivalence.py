@@ -85,7 +85,7 @@ def test_asynchronous_groups_of_local_sgd_by_hand():
 
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_one_node_of_bsc_is_synchronous_rmsprop_of_tensorflow_bit_for_bit(replicas):
-    """2.3: a node's replicas with the paper's optimiser, which servers run, and all-reduce, where every worker does."""
+    """2.3: a node's replicas with the paper's optimizer, which servers run, and all-reduce, where every worker does."""
     optimizer = "tf1_rmsprop(lr=0.1, decay=0.9, epsilon=1.0, weight_decay=0.0001)"
     node, reduced = (
         simulated(make_job(spec, replicas, optimizer=optimizer), UNEVEN)

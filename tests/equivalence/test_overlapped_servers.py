@@ -12,7 +12,7 @@ from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.training.flat_parameters import FlatParameters
 
 SLOW = ConstantCluster(step_s=uneven, bandwidth_bytes_per_s=1.5e6)
-CASES = [  # strategy, its options, workers, optimiser
+CASES = [  # strategy, its options, workers, optimizer
     ("parameter_server", "consistency=synchronous", 2, "sgd"),
     ("parameter_server", "consistency=synchronous, servers=2", 3, "adam(lr=0.01)"),
     ("parameter_server", "consistency=synchronous, servers=3", 2, "sgd"),

@@ -59,7 +59,7 @@ def layered() -> nn.Module:
 
 
 def drawing() -> nn.Module:
-    """Makes a network that normalises by batch and draws random numbers in two places."""
+    """Makes a network that normalizes by batch and draws random numbers in two places."""
     return nn.Sequential(
         nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(),
         nn.Linear(3 * SIDE * SIDE, 9), nn.Dropout(0.4), nn.ReLU(), nn.Linear(9, CLASSES),
@@ -260,7 +260,7 @@ def test_several_microbatches_are_normalised_by_the_whole_batch_by_choice(
     microbatches: int, recompute: bool
 ) -> None:
     """Stages with such layers wait for all microbatches: outputs and running statistics are those of plain torch."""
-    spec = f"pipeline(schedule=gpipe, normalise=batch, microbatches={microbatches}, recompute={recompute})"
+    spec = f"pipeline(schedule=gpipe, normalize=batch, microbatches={microbatches}, recompute={recompute})"
     job = job_of(spec, 3, model=normalising, dtype=torch.float64)
     whole = microbatched(job, 1)
     found = simulated(job, UNEVEN).models[0]
@@ -425,7 +425,7 @@ def test_a_run_that_loses_a_stage_starts_again_from_its_last_checkpoint(lost: in
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_another_number_of_stages_goes_on_where_a_checkpoint_ends(workers: int, tmp_path: Path) -> None:
-    """As data parallel workers do who go on as so many, optimiser and all."""
+    """As data parallel workers do who go on as so many, optimizer and all."""
 
     def gone_on(spec: str, stop_s: float) -> Tensor:
         options = {"model": layered, "batch_size": 2, "optimizer": "adam", "dtype": torch.float64}
@@ -467,9 +467,9 @@ def test_what_it_cannot_do_is_refused_in_a_line() -> None:
         ("pipeline(stages=2)", 3, "needs 2 times 1 workers .given 3.: ask for --workers 2"),
         ("pipeline(schedule=interleaved, microbatches=5)", 2, "ask for a multiple of 2 microbatches"),
         ("pipeline(replicas=[2, 1])", 4, r"needs 3 workers, a copy each .given 4.: ask for --workers 3"),
-        ("pipeline(normalise=batch)", 2, "use schedule=gpipe, and one number of replicas"),
+        ("pipeline(normalize=batch)", 2, "use schedule=gpipe, and one number of replicas"),
         (
-            "pipeline(normalise=batch, schedule=gpipe, replicas=[2, 1])",
+            "pipeline(normalize=batch, schedule=gpipe, replicas=[2, 1])",
             3,
             "use schedule=gpipe, and one number",
         ),

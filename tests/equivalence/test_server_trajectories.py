@@ -38,7 +38,7 @@ def one_that_limps(seed=0):
 
 
 class Servers:
-    """Shards, each with an optimiser of torch's own; every gradient is an update, and whoever pushes is answered."""
+    """Shards, each with an optimizer of torch's own; every gradient is an update, and whoever pushes is answered."""
 
     def __init__(self, job, servers=SERVERS):
         self.workers = Workers(job, servers)
@@ -68,7 +68,7 @@ class Servers:
         return self.versions[server] - self.reads[rank][server]
 
     def update(self, server, gradient, rate, ages):
-        """Takes one step of the optimiser."""
+        """Takes one step of the optimizer."""
         self.shards[server].grad = gradient
         self.optimizers[server].param_groups[0]["lr"] = rate
         self.optimizers[server].step()
@@ -164,7 +164,7 @@ class Softsync(Servers):
 class BoundedStaleness(Servers):
     """A worker with c steps done goes on once c - s <= min c_j, with its own copy if that has all steps before c - s.
 
-    Its own copy has its own updates, which an optimiser of its own makes.
+    Its own copy has its own updates, which an optimizer of its own makes.
     """
 
     def __init__(self, job, s, cached):

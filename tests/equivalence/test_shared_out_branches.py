@@ -159,7 +159,7 @@ def test_states_of_optimisers_follow_the_branches_to_other_workers(tmp_path: Pat
 
 def test_what_cannot_be_shared_out_is_refused_with_the_reason() -> None:
     refused = [
-        (make_job("hybrid", 2, model=_normed), "branches without batch normalisation"),
+        (make_job("hybrid", 2, model=_normed), "branches without batch normalization"),
         (
             make_job("hybrid(trunk=channels)", 2, model=_tree),
             "by its branches alone: leave trunk=channels out",

@@ -1,4 +1,4 @@
-"""Synchronised batch normalisation on real workers: a run of two is a plain loop over their batches together."""
+"""Synchronised batch normalization on real workers: a run of two is a plain loop over their batches together."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def part(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def network() -> nn.Module:
-    """Makes a small network with a layer of batch normalisation."""
+    """Makes a small network with a layer of batch normalization."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
 

@@ -32,7 +32,7 @@ TRAIN = [
 
 
 def test_in_step_real_processes_give_the_bits_of_the_simulation() -> None:
-    """One forward and one backward neighbour that take turns, pushes that overlap, and the mean at the end."""
+    """One forward and one backward neighbor that take turns, pushes that overlap, and the mean at the end."""
     job = make_job("sgp(overlap=True)", 3)
     virtual = simulated(job).result
     events: list[Event] = []

@@ -109,7 +109,7 @@ def test_a_killed_server_is_started_again_and_then_the_other_may_be_lost(start: 
     assert figures["messages_refused"] == {}
     assert figures["test_top1"] > 0.85
     notices = [event.text for event in read_events(command.run / "events.jsonl") if isinstance(event, Notice)]
-    assert "server 0 (rank 3) is there again, and has its shards from its neighbours" in notices
+    assert "server 0 (rank 3) is there again, and has its shards from its neighbors" in notices
     assert any(
         text.endswith("continues with them, and it is started again in 0.5 s (restart 1 of 3)")
         for text in notices

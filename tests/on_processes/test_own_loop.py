@@ -92,7 +92,7 @@ def test_stages_of_a_loop_are_one_run(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert [entry["steps"] for entry in found] == [3 * 4] * 2
     for entry in found:
         torch.testing.assert_close(vector(entry), staged_loop_task.plain_parameters(), **REORDERED)
-    assert "continues from the model of synchronous, with its optimiser's state" in capfd.readouterr().err
+    assert "continues from the model of synchronous, with its optimizer's state" in capfd.readouterr().err
 
 
 def test_stages_of_a_loop_go_on_in_torchruns_processes(

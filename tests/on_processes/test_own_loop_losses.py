@@ -138,7 +138,7 @@ def test_those_who_go_in_step_wait_for_the_successor_of_worker_0_and_learn_what_
         ("downpour", range(task.KILLED_AT + 1)),  # nobody has answered its last push
         ("gaia", KNOWN),
         ("hierarchical", KNOWN),  # it is alone at its leaf, which waits for its successor
-        ("easgd", range(1)),  # the centre has heard nothing yet of epoch 1
+        ("easgd", range(1)),  # the center has heard nothing yet of epoch 1
         ("hogwild", KNOWN),
         ("ad_psgd", range(task.KILLED_AT + 1)),  # of its last step others may know nothing
     ],

@@ -18,7 +18,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.sockets import TcpSocket, _open, hang_up
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
 from polyrhythm.events import Event, RunEnded
-from polyrhythm.launch.rank import Circumstances, run_rank
+from polyrhythm.launch.rank import RankContext, run_rank
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.strategies.role_assignment import roles_in_order
@@ -92,7 +92,7 @@ def _train(seat: Seat, hosts: list[str]) -> None:
             seat.tell((event.outcome, event.result["parameters_sha256"]))
 
     roles = roles_in_order(WORKERS, SERVERS)
-    run_rank(_job(), roles, from_environment(), 1, Circumstances(StopRequest(), tell))
+    run_rank(_job(), roles, from_environment(), 1, RankContext(StopRequest(), tell))
     over.set()
     tearing.join()
 

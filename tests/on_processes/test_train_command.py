@@ -306,7 +306,7 @@ class TestResuming:
     def test_another_strategy_goes_on(self, session: Session, resumed: Session) -> None:
         result = resumed.results["strategy"]
         assert (
-            "parameter_server continues from the model of synchronous after 2 epochs, with its optimiser's state"
+            "parameter_server continues from the model of synchronous after 2 epochs, with its optimizer's state"
         ) in result.err
         assert (result.figures["strategy"], result.figures["epochs"]) == ("parameter_server", 3)
         before = session.results["first"].figures

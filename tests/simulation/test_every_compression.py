@@ -59,7 +59,7 @@ def plain(name: str, optimizer: str) -> Tensor:
 
 @pytest.mark.parametrize(("name", "kind"), list(product(COMPRESSIBLE, choices(COMPRESSORS))))
 def test_it_trains_or_is_refused(name: str, kind: str) -> None:
-    """Three uneven workers, 4 steps; small layers are compressed, too. Optimisers are those that it asks for."""
+    """Three uneven workers, 4 steps; small layers are compressed, too. Optimizers are those that it asks for."""
     made = build("compressor", f"{kind}(dense_below=0)", COMPRESSORS)
     assert isinstance(made, Compressor)
     optimizer = "sgd(lr=0.01)" if made.own_momentum or made.votes else "sgd(lr=0.05, momentum=0.5)"

@@ -67,7 +67,7 @@ def test_what_computes_the_same_goes_on_as_if_nothing_had_changed(
     assert (found.result["steps"], found.result["epochs"]) == (whole.result["steps"], 3)
     (notice,) = [event.text for event in found.events if isinstance(event, Notice)]
     was, now = strategy(before), strategy(after)
-    assert notice == f"{now} continues from the model of {was} after 1 epoch, with its optimiser's state"
+    assert notice == f"{now} continues from the model of {was} after 1 epoch, with its optimizer's state"
 
 
 def refuses(spec: str) -> str:
@@ -117,7 +117,7 @@ def test_the_rest_of_an_epoch_is_dealt_out(tmp_path: Path) -> None:
     found = simulated(handed(job, "local_sgd(steps=2)", workers=3))
     (notice,) = [event.text for event in found.events if isinstance(event, Notice)]
     assert notice == (
-        "local_sgd(steps=2) continues from the model of synchronous after 0 epochs, with its optimiser's state, with 3 "
+        "local_sgd(steps=2) continues from the model of synchronous after 0 epochs, with its optimizer's state, with 3 "
         f"workers in place of 4; the {left} remaining images of epoch 1 are divided among them"
     )
 
@@ -161,7 +161,7 @@ def test_another_optimiser_begins_anew(tmp_path: Path) -> None:
     simulated(first_epochs(job, 1))
     last = handed(job_of("synchronous", folder=tmp_path, optimizer="adam"), "local_sgd")
     (notice,) = [event.text for event in simulated(last).events if isinstance(event, Notice)]
-    assert notice.endswith("after 1 epoch, without an optimiser's state")
+    assert notice.endswith("after 1 epoch, without an optimizer's state")
 
 
 def test_schedules_follow_the_whole_run() -> None:

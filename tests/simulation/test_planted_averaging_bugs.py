@@ -1,4 +1,4 @@
-"""Bugs planted into centres, sums, sites and shared memory: what these strategies declare of themselves finds each."""
+"""Bugs planted into centers, sums, sites and shared memory: what these strategies declare of themselves finds each."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ PLANTS: list[tuple[str, type, str, Callable[[Method], Method], str]] = [
         CentreRule,
         "apply",
         centre_moves_twice,
-        "the centre for rank|the difference for rank",
+        "the center for rank|the difference for rank",
     ),
     ("easgd(tau=1)", CentreLink, "take", worker_keeps_its_place, "own parameters after step"),
     ("downpour", SumRule, "apply", sum_is_applied_twice, "parameters for rank"),

@@ -43,7 +43,7 @@ def test_lock_step_goes_on_to_the_same_bits(before: int, after: int, optimizer: 
     assert found.result["steps"] == STEPS
     (notice,) = [event.text for event in found.events if isinstance(event, Notice)]
     assert notice == (
-        f"resumed with {after} servers in place of {before}: the shards are divided again, with the optimisers' states"
+        f"resumed with {after} servers in place of {before}: the shards are divided again, with the optimizers' states"
     )
 
 

@@ -79,7 +79,7 @@ class Plain:
 
 
 class Outer:
-    """DiLoCo's outer optimiser in plain torch; without one, the mean is the model."""
+    """DiLoCo's outer optimizer in plain torch; without one, the mean is the model."""
 
     def __init__(self, vector, used):
         self.model = torch.nn.Parameter(vector.clone())

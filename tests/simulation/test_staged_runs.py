@@ -60,7 +60,7 @@ def test_a_run_of_stages_is_one_run(first: str, second: str, tmp_path: Path) -> 
     ]
     assert (sum(isinstance(event, RunEnded) for event in seen.events), seen.closed) == (1, 1)
     told = [event.text for event in seen.events if isinstance(event, Notice)]
-    assert f"{second} continues from the model of {first} after 2 epochs, with its optimiser's state" in told
+    assert f"{second} continues from the model of {first} after 2 epochs, with its optimizer's state" in told
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["strategy"] == spec
     figures = RunFigures.of(as_one_run(read_events(tmp_path / "run/events.jsonl")))
     assert figures.images_seen == 4 * len(open_data("digits").train)

@@ -101,3 +101,10 @@ def test_every_strategy_is_built_back_from_its_own_spec() -> None:
         for kind in choices(family).values():
             made = kind()
             assert build("strategy", str(made), *FAMILIES) == made
+
+
+def test_a_key_has_its_former_name_until_the_next_version() -> None:
+    former = build("strategy", "pipeline(normalise=batch, schedule=gpipe)", *FAMILIES)
+    assert str(former) == str(build("strategy", "pipeline(normalize=batch, schedule=gpipe)", *FAMILIES))
+    with pytest.raises(RequestError, match="normalise"):
+        build("strategy", "pipeline(normalise=batch, normalize=batch)", *FAMILIES)

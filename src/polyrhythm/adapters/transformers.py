@@ -68,7 +68,7 @@ class PolyrhythmTrainer(Trainer):
     """A trainer of a run's workers; its arguments are `PolyrhythmArguments`.
 
     Attributes:
-        accelerator: its accelerator, with the worker's `group`.
+        accelerator: the trainer's accelerator, with the worker's `group`.
     """
 
     accelerator: PolyrhythmAccelerator

@@ -671,9 +671,9 @@ def _said(answer: Mapping[str, Any], *, virtual: bool) -> str:
     if answer["outcome"] in {"refused", "failed"}:
         return f"{'left out' if answer['outcome'] == 'refused' else 'failed'}: {answer['error']}"
     top1 = answer.get("test_top1")
-    learnt = f"top-1 {percent(top1)}, " if top1 is not None else ""
+    learned = f"top-1 {percent(top1)}, " if top1 is not None else ""
     time = duration(answer["seconds"]) + " of virtual time" * virtual
-    return f"{learnt}{whole(answer['images_per_s'])} images/s, {time}"
+    return f"{learned}{whole(answer['images_per_s'])} images/s, {time}"
 
 
 def _left(seconds: float) -> str:

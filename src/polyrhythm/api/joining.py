@@ -49,7 +49,7 @@ from polyrhythm.launch.joining.connections import (
 from polyrhythm.launch.joining.join_client import Assignment, JoinClient
 from polyrhythm.launch.joining.join_server import Admission, Entrance
 from polyrhythm.launch.process import ask_names_briefly
-from polyrhythm.launch.rank import Circumstances, run_rank
+from polyrhythm.launch.rank import RankContext, run_rank
 from polyrhythm.launch.signals import ASKING, INTERRUPTED, PREEMPTED
 from polyrhythm.launch.torchrun.software import software
 from polyrhythm.roles.job import CheckpointConfig, Job
@@ -195,7 +195,7 @@ class Guest:
                 say(event.text)
 
         try:
-            around = Circumstances(self._stop, emit, guest=True)
+            around = RankContext(self._stop, emit, guest=True)
             run_rank(self._job, self._place.roles, self._rendezvous(), threads or available_cores(), around)
         except Departed:
             self._visit.leave("its host asked it to")

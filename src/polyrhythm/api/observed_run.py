@@ -126,7 +126,7 @@ class ObservedRun:
     Args:
         folder: folder of the run.
         tensorboard: whether to write TensorBoard files.
-        observers: those in addition to the log.
+        observers: observers in addition to the log.
         claim: claim to the folder; the run ends when a later start has claimed it.
 
     Attributes:

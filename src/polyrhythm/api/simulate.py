@@ -94,8 +94,8 @@ def simulate(
         steps: full batches that every worker takes, instead of epochs; with `gradients="none"` only.
         step_time: compute time of a step instead of the cluster's, such as `constant(seconds=0.1)`.
         faults: faults in addition to the cluster's own, such as `kill(rank=1, at_s=2); slow(rank=2, factor=3)`.
-        check: with `gradients="none"` only: check the strategy's invariants, with gradients of whole numbers and full
-            batches; a violation ends the run.
+        check: whether the strategy's invariants are checked (with `gradients="none"` only), with gradients of whole
+            numbers and full batches; a violation ends the run.
         out: the run folder, new or empty; None: a new one under `runs/`.
         observers: receivers of every event.
         **options: any field of `RunConfig` but those of `REAL_ONLY`, as in `train`.

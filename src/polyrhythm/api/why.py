@@ -97,8 +97,8 @@ class Why:
     """The bottleneck of a run, and possible improvements.
 
     Attributes:
-        run: its folder.
-        held_back: its bottleneck by its own figures, in words.
+        run: run folder.
+        held_back: bottleneck by the run's own figures, as text.
         images_per_s: throughput of the run.
         rehearsed_images_per_s: throughput of its dry run, unchanged; the difference shows the accuracy of the
             simulation.
@@ -132,7 +132,7 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
     """Find out what bound a finished run, and what would help most.
 
     Args:
-        run: its folder.
+        run: run folder.
         cluster: a cluster file or ready cluster; None: the one that it was simulated on, or for a real run the one that
             its own record describes.
 
@@ -444,7 +444,7 @@ def predict_run(run: str | Path, cluster: str | Path) -> Path:
     """Simulate a run as it was, and write the prediction next to its events, for its report.
 
     Args:
-        run: its folder.
+        run: run folder.
         cluster: a cluster file or ready cluster, of the machines that it ran on.
 
     Returns:

@@ -1,6 +1,6 @@
 """Counter-based random numbers per sample: an image changes alike in any batch, on any worker or device.
 
-    number k of a sample = mix(mix(key) + k * golden)       mix: splitmix64's finaliser
+    number k of a sample = mix(mix(key) + k * golden)       mix: splitmix64's finalizer
 
 With a sequential generator, an image's change would depend on the images before it. Here every sample has a key,
 and its k-th number is a pure function of key and k: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as

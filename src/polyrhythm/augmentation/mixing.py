@@ -40,8 +40,8 @@ class Mixing(Config):
         """Mix images with others, (B, C, H, W) float each, in a new tensor.
 
         Args:
-            images: not changed.
-            others: not changed.
+            images: unchanged images.
+            others: unchanged images to mix in.
             shares: (B,) float64, of each image in its mixture; 1 leaves it as it is.
             draws: further random numbers.
 

@@ -24,7 +24,7 @@ from polyrhythm.errors import PolyrhythmError, RequestError, fault_of_machine, p
 from polyrhythm.launch.process import lost_output, tolerate_lost_output
 from polyrhythm.launch.signals import PREEMPTED, Preempted, interruption
 from polyrhythm.launch.torchrun.report_rank import (
-    SaidByLeader,
+    ReportedByLeader,
     adopt_step,
     is_silent,
     linger,
@@ -164,7 +164,7 @@ def _said(error: Exception) -> int:
     """Print an error, on one line if the user can correct it, and return the exit status."""
     error = fault_of_machine(error) or error
     # Under torchrun the leader has printed the error. torchrun reports the first rank to fail, so this one waits.
-    if isinstance(error, SaidByLeader) or (isinstance(error, USAGE_ERROR) and is_silent()):
+    if isinstance(error, ReportedByLeader) or (isinstance(error, USAGE_ERROR) and is_silent()):
         linger()
         return REQUEST_WRONG
     if isinstance(error, USAGE_ERROR):

@@ -30,7 +30,7 @@ class Arrivals:
     A request for a checkpoint is not recorded: it changes nothing, and a replay writes no checkpoints.
 
     Attributes:
-        sources: their senders, in the order in which they were taken.
+        sources: senders of the messages, in order of receipt.
         checks: checks of each message, 16 bits.
     """
 

@@ -80,7 +80,7 @@ class Communicator(Protocol):
     lost raises `PeerLost`; its `rank` is that among all ranks of the run.
 
     Attributes:
-        rank: this rank.
+        rank: own rank.
         size: number of ranks.
         clock: clock of this network: real or virtual time.
         traffic: bytes sent by this rank through any of its communicators: one object for all of them.

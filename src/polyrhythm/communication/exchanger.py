@@ -197,7 +197,7 @@ class Exchanger(Generic[_Sums]):
         """Return the sum of all workers' vectors, in an exchange outside the steps.
 
         Args:
-            vector: this worker's vector, `(n,)`; not changed.
+            vector: own vector, `(n,)`; not changed.
         """
 
         def run(_: _Sums, number: int) -> Result:
@@ -213,7 +213,7 @@ class Exchanger(Generic[_Sums]):
         """Return the numbers of each participating worker, by worker index, in an exchange outside the steps.
 
         Args:
-            own: this worker's numbers, equally many on all; zeros on a joining worker.
+            own: own numbers, equally many on all workers; zeros on a joining worker.
         """
 
         def run(_: _Sums, number: int) -> Result:

@@ -179,7 +179,7 @@ def port_bytes(route: str, ranks: int, payload_bytes: float, whole_bytes: float)
     """Return the bytes that a rank sends, if no two have an index in common.
 
     Args:
-        route: not `auto`.
+        route: route other than `auto`.
         ranks: number of ranks.
         payload_bytes: size in bytes of the payload of one rank's entries.
         whole_bytes: bytes of a dense vector.

@@ -622,7 +622,7 @@ def _teachers(config: RunConfig, dataset: Dataset, teaching: Teaching) -> Teache
     for path in paths:
         if (facts_of(path).get("pixels") or "imagenet") != (config.pixels or "imagenet"):
             raise RequestError(
-                f"{path} learned from pixels normalised otherwise: give the --pixels of its config.yaml"
+                f"{path} learned from pixels normalized otherwise: give the --pixels of its config.yaml"
             )
     # Constructing networks draws weights; the random numbers of the run must not depend on whether there is a teacher.
     with torch.random.fork_rng(devices=[]):

@@ -163,7 +163,7 @@ def sizes_for(
     """Return the sizes of the parts of a model that a strategy sends.
 
     Args:
-        model: on the meta device; its parameters become views of one vector.
+        model: network on the meta device; its parameters become views of one vector.
         image_shape: (C, H, W) of an image.
         strategy: strategy; may size buckets, cut the network, and divide it among servers.
         workers: number of workers.

@@ -111,7 +111,7 @@ def as_command(words: Sequence[str], options: Mapping[str, object]) -> str:
 
     Args:
         words: the verb, and what follows it.
-        options: by their keys; those that are None or False are omitted.
+        options: options by key; None and False are omitted.
     """
     said = ["polyrhythm", *words]
     for key, value in options.items():

@@ -24,7 +24,7 @@ class Stage:
     """A strategy for a part of a run.
 
     Attributes:
-        strategy: its spec.
+        strategy: spec of the strategy.
         until: the share of the run's epochs after which it ends, if below 1; else how many epochs; 0: with the run.
         target: target of a test that ends it, instead of `until`; None: none.
     """

@@ -173,7 +173,7 @@ class Trained:
         file: file of the weights.
         model: model on `device`.
         model_name: name to display.
-        dataset: its training data, or the data given instead.
+        dataset: training data of the run, or the data given instead.
         device: device of the model.
     """
 

@@ -311,7 +311,7 @@ def _tensor_split(images: Any, labels: Any) -> TensorSplit:
         raise RequestError(f"images and labels must be tensors or arrays: {_WANTED}") from None
     if images.ndim != 4 or not images.is_floating_point():
         raise RequestError(
-            f"images are {tuple(images.shape)} {images.dtype}: give (n, C, H, W) floats, normalised"
+            f"images are {tuple(images.shape)} {images.dtype}: give (n, C, H, W) floats, normalized"
         )
     if labels.shape != images.shape[:1]:
         raise RequestError(f"{len(images)} images have labels {tuple(labels.shape)}: give one label an image")
@@ -342,7 +342,7 @@ def _check_floats(image: Any, index: int) -> None:
     if not isinstance(image, Tensor) or not image.is_floating_point():
         kind = image.dtype if isinstance(image, Tensor) else type(image).__name__
         raise RequestError(
-            f"image {index} of the data is {kind}: give float tensors, normalised, such as image.float() / 255"
+            f"image {index} of the data is {kind}: give float tensors, normalized, such as image.float() / 255"
         )
 
 

@@ -137,7 +137,7 @@ class Begun:
     """Epochs that were begun with other workers.
 
     Attributes:
-        epochs: their stretches, oldest first, by the epoch's number. All epochs before the first of them are complete.
+        epochs: stretches by number of the epoch, oldest first. All epochs before the first of them are complete.
         left_out: images of steps that count as done but were left out by servers, over all earlier epochs.
     """
 
@@ -274,7 +274,7 @@ def _tested_of(own: list[int], names: Sequence[str], known: Sides, gone: Mapping
         own: the indices of its images.
         names: names of all images.
         known: sides of images that have been dealt before.
-        gone: for the last part of names that have vanished, whether they were trained on.
+        gone: whether vanished images were trained on, by the last part of their names.
     """
     trained: list[int] = []
     tested: list[int] = []

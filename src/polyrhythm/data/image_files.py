@@ -54,7 +54,7 @@ class PictureSource(Config):
     Attributes:
         image_size: side of the square that every image becomes, in pixels.
         skip_unreadable: leave out images that cannot be read, instead of refusing the data.
-        pixels: their normalization: `imagenet`, or `centred`, (x - 127) / 128.
+        pixels: normalization, `imagenet` or `centred`: (x - 127) / 128.
         shown: side of this square, in the center, as a share of an image's shorter side.
     """
 
@@ -131,7 +131,7 @@ class ImageFileSplit:
         files: paths.
         labels: (n,) int64.
         image_size: side of the square that is made of each image, in pixels.
-        pixels: their normalization.
+        pixels: normalization.
         shown: side of this square in an image, as a share of its shorter side.
         skip_unreadable: whether files that cannot be read may be left out.
     """

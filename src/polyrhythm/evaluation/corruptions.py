@@ -247,7 +247,7 @@ def _streaked(images: Tensor, radius: int, deviation: float, angle: float) -> Te
         images: edge pixels are repeated outwards.
         radius: half the way, in pixels of 224.
         deviation: deviation of the Gaussian by which times fall, in pixels of 224.
-        angle: angle in radians, towards the lower edge.
+        angle: angle in radians, toward the lower edge.
     """
     scale = _pixels(1.0, images)
     points = torch.linspace(0, 2 * radius, ceil(2 * radius * max(1.0, scale)) + 1)

@@ -77,7 +77,7 @@ class Views:
 
         Args:
             image_shape: (C, H, W) of training images.
-            shown: their side, as a share of an image's shorter side.
+            shown: side of the views, as a share of an image's shorter side.
         """
         if self.scales or not (self.dense or self.ten_crop):
             return self

@@ -62,7 +62,7 @@ from polyrhythm.launch.process import (
     tolerate_lost_output,
 )
 from polyrhythm.launch.process_source import Launcher
-from polyrhythm.launch.rank import Circumstances, run_rank
+from polyrhythm.launch.rank import RankContext, run_rank
 from polyrhythm.launch.signals import ASKING, Preemption, asked_to_stop, held_back
 from polyrhythm.launch.supervisor import (
     BUG,
@@ -148,7 +148,7 @@ def child_main(job: Job, roles: RoleAssignment, peer: Peer, threads: int, pipe: 
         met = local(peer.rank, roles.size, point.port, peer.generation)
         job = _on_its_device(job, roles, peer.rank)
         met = replace(met, address=point.address, key=point.key, met=point.met)
-        run_rank(job, roles, met, threads, Circumstances(stop, emit, point.ledger))
+        run_rank(job, roles, met, threads, RankContext(stop, emit, point.ledger))
     except BaseException as error:
         status = 1
         _report(pipe, error)

@@ -266,7 +266,7 @@ def disk(folder: Path) -> Finding:
         return Finding("disk", "limited", text, "keep decoded images and data on a disk of this host", values)
     if usage.total and usage.free < _LEAST_DISK:
         return Finding(
-            "disk", "limited", text, "checkpoints need room: two of the model's and optimiser's size", values
+            "disk", "limited", text, "checkpoints need room: two of the model's and optimizer's size", values
         )
     return Finding("disk", "ok", text, values=values)
 

@@ -25,11 +25,11 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 @dataclass(frozen=True)
-class Circumstances:
-    """Context of a rank: its ties to the process that started it.
+class RankContext:
+    """Connections of a rank to the process that started it.
 
     Attributes:
-        stop: whether someone wants to stop.
+        stop: request to stop.
         emit: receiver of the run's events, on the leader; the watchdog's notices on every rank and thread.
         ledger: ledger of the run so far, for a replacement of the leader; times are those of `time.perf_counter`.
         guest: whether this process has joined a run of other hosts.
@@ -42,7 +42,7 @@ class Circumstances:
 
 
 def run_rank(
-    job: Job, roles: RoleAssignment, rendezvous: Rendezvous, threads: int, around: Circumstances
+    job: Job, roles: RoleAssignment, rendezvous: Rendezvous, threads: int, around: RankContext
 ) -> None:
     """Play this rank's role until the run is over; a worker computes with `threads`, a server with one.
 

@@ -50,7 +50,7 @@ class Branches:
         """Return the parts of a tree.
 
         Args:
-            tree: not changed.
+            tree: unchanged network.
             image: (1, C, H, W), like the images that it will see.
 
         Raises:
@@ -58,7 +58,7 @@ class Branches:
         """
         if any(True for _ in tree.branches.buffers()):
             raise RequestError(
-                "hybrid shares out branches without batch normalisation: give the treenet another base, or take "
+                "hybrid shares out branches without batch normalization: give the treenet another base, or take "
                 "synchronous"
             )
         with in_evaluation_mode(tree):
@@ -104,7 +104,7 @@ def parts_of(model: nn.Module, image: Tensor) -> Cut | Branches:
     """Divide a tree into its branches, and any other classifier in front of its fully connected layers.
 
     Args:
-        model: not changed.
+        model: unchanged network.
         image: (1, C, H, W), like the images that it will see.
 
     Raises:

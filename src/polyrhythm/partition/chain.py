@@ -131,7 +131,7 @@ class Chain:
 
     Attributes:
         pieces: pieces in order.
-        cuts: between them, one fewer.
+        cuts: cuts between the links, one fewer.
         seed: seeds what an operation of this number draws; None: nothing is seeded.
         image_shape: (C, H, W).
         dtype: dtype of images.

@@ -529,7 +529,7 @@ class TrunkPass:
         """Normalize by the statistics of all rows, which the workers add up."""
         count, channels = sum(self._counts) * shape[1] * shape[2], (1, -1, 1, 1)
         if count < 2:
-            raise RequestError("batch normalisation of a single value has no variance: take larger batches")
+            raise RequestError("batch normalization of a single value has no variance: take larger batches")
         mean = self._summed(own.sum((0, 2, 3))) / count
         apart = own - mean.view(channels)
         variance = self._summed(apart.square().sum((0, 2, 3))) / count

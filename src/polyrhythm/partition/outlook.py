@@ -172,9 +172,9 @@ def best_copies(
     """Return how many copies each stage best has, of two stages or more, for the shortest step.
 
     All ways to share the workers out are tried where they are few (`EXHAUSTIVE`), each with the cut that makes the
-    slowest stage least; else the search begins with equally many copies, and with those of PipeDream's programme, and
+    slowest stage least; else the search begins with equally many copies, and with those of PipeDream's program, and
     moves a few at a time. With a flush the makespan counts, and the copies' exchange of gradients after it, which the
-    programme takes as hidden.
+    program takes as hidden.
 
     Args:
         pieces: pieces of the network; at least two.
@@ -265,7 +265,7 @@ class StagePlan:
     Attributes:
         bounds: the first layer of every stage, and at the end the number of layers.
         copies: ranks of every stage.
-        seconds: between two minibatches.
+        seconds: time between two minibatches.
     """
 
     bounds: tuple[int, ...]
@@ -343,7 +343,7 @@ def _of_programme(pieces: Sequence[PieceSize], workers: int, work: Work, pace: P
 
 
 _PROGRAMME_LAYERS = 24
-"""To which neighboring layers are put together, since the programme takes the square of them."""
+"""To which neighboring layers are put together, since the program takes the square of them."""
 
 
 def _joined(layers: Sequence[LayerCost], most: int) -> list[LayerCost]:

@@ -124,7 +124,7 @@ class PipelinePass:
         schedule: the order of units.
         microbatches: microbatches of a batch.
         group: the ranks of the pipeline, in the order of their stages.
-        stages: this rank's, in the order of their chunks.
+        stages: stages of this rank, in the order of their chunks.
         copies: copies of every stage, where microbatches are dealt out among them: `group` has the first
             stage's copies, then
             the next one's, and so on. Empty: one of each.

@@ -53,7 +53,7 @@ def measure_link(network: Communicator, to: int, nbytes: int = LARGE_BYTES) -> M
     """Measure the link to another rank, which must call `answer_link` at the same time.
 
     Args:
-        network: not used by anyone else in the meantime.
+        network: communicator without other users during the measurement.
         to: the other rank.
         nbytes: number of bytes of a large message.
 

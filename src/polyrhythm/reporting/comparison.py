@@ -45,8 +45,8 @@ class ComparedRun:
 
     Attributes:
         folder: folder of the run.
-        config: its recipe.
-        known: its figures, by the names of `train --json`.
+        config: recipe of the run.
+        known: figures by the names of `train --json`.
         outcome: `done`, `interrupted`, `failed`, or `unfinished` where there is no end.
         tests: tests of the model, in order.
         losses: (seconds, images of all workers, mean training loss), of a few reports together.
@@ -118,7 +118,7 @@ class Row:
     """Runs that differ in their seed alone.
 
     Attributes:
-        strategy: its spec.
+        strategy: spec of the strategy.
         workers: number of workers.
         options: other options that differ between rows, by name.
         runs: runs in the order of their seeds.

@@ -104,7 +104,7 @@ class Bottleneck:
     """The bottleneck of a run: shares of the run's length over all workers, and of the busiest server's time.
 
     Attributes:
-        bottleneck: its name, as a noun phrase: `the network`.
+        bottleneck: name as a noun phrase: `the network`.
         problem: a sentence with its share of the time, or that there is none.
         remedy: options that would relieve it; empty without a bottleneck.
         time: shares of the workers' time in words; they sum to 100 %.

@@ -207,7 +207,7 @@ class MLflowLogger:
 
     Args:
         uri: address of the server or database, such as `sqlite:///mlruns.db`; None: MLflow's own setting.
-        experiment: its name.
+        experiment: name of the experiment.
         run_name: shown for the run; None: MLflow draws one.
 
     Raises:

@@ -20,7 +20,7 @@ class Tried:
         number: counted from 0.
         folder: folder of its run, inside the search's.
         parameters: values chosen for it.
-        options: those of its run that they decide, with all names in braces filled in.
+        options: options of the run that follow from them, with all names in braces filled in.
         value: value of the goal; None while it runs, if it failed, or if the goal was not reached.
         state: `done`, `stopped` (before its end, since others did better), `failed` or `running`.
         curve: (epochs, value) of its tests.

@@ -37,7 +37,7 @@ class Test:
     """A test of the model during a run.
 
     Attributes:
-        event: its result, with its time in seconds.
+        event: result, with its time in seconds.
         images: training images that all workers had seen, as far as they had reported.
     """
 
@@ -50,7 +50,7 @@ class Summary:
     """The summary of a run.
 
     Attributes:
-        known: its figures, by the names of `train --json`.
+        known: figures by the names of `train --json`.
         outcome: `done`, `interrupted`, `failed`, or `unfinished` where there is no end.
         tests: tests of the model, in order.
         losses: (seconds, images of all workers, mean training loss), of every report of a worker, or where there are

@@ -272,7 +272,7 @@ class Balancer:
 
         Args:
             workers: communicator of the present workers.
-            members: their indices among all.
+            members: indices among all workers.
             batch: number of images of their global batch.
             step: steps done.
         """
@@ -292,7 +292,7 @@ class Balancer:
         """Continue with these workers of the group, with equal parts unless those were given.
 
         Args:
-            there: their indices among all.
+            there: indices among all workers.
         """
         if self._balance.follows:
             self._members = there

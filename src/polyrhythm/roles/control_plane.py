@@ -43,7 +43,7 @@ class Entry:
     """How a worker has entered the run.
 
     Attributes:
-        restored: its state in the checkpoint from which the run resumes; None where there is none.
+        restored: state in the checkpoint from which the run resumes; None if there is none.
         elapsed_s: seconds since training started, for a replacement.
         begun: progress of other numbers of workers in unfinished epochs.
     """

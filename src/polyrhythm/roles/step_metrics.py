@@ -274,7 +274,7 @@ class Tally:
 
         Args:
             images: images of the step.
-            loss: their mean loss.
+            loss: mean loss of these images.
             wait_s: seconds in which the worker waited for others.
             stage_s: part of these, for other stages of a pipeline.
             used_waiting_s: seconds for which this thread had a processor in the time of `wait_s`.

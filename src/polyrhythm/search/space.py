@@ -77,7 +77,7 @@ class Range:
         low: the least.
         high: the most.
         log: whether factors count, not differences.
-        step: between numbers, from `low` on; None: any.
+        step: distance of the numbers, from `low` on; None: any.
         whole: whether they are whole numbers.
     """
 

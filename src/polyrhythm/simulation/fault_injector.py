@@ -39,7 +39,7 @@ class FaultInjector:
         roles: ranks by role.
         time: time of all ranks.
         host_of: the number of each rank's host.
-        links: between all ranks.
+        links: links between all ranks.
         killed_at_s: time of each rank's latest kill.
 
     Raises:

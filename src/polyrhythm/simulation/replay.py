@@ -151,7 +151,7 @@ class ScriptedCommunicator(WatchedCommunicator):
 
     Args:
         inner: does the work.
-        script: this rank's.
+        script: script of this rank.
         performance: receiver of the differences.
     """
 

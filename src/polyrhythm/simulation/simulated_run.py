@@ -301,9 +301,9 @@ class SimulatedRun:
 
     Attributes:
         time: time of all ranks.
-        network: their links.
+        network: links of the ranks.
         roles: ranks by role.
-        program: their program.
+        program: program of the ranks.
         draws: returns, for a worker's rank, what draws the compute seconds of its steps.
         stop: whether the run is asked to stop.
         emit: receiver of the run's events.

@@ -184,7 +184,7 @@ class CompressedMean(GradientMean):
         return self._own if self._of_sums is None else [*self._own, self._of_sums]
 
     def _exchanged(self, vector: Tensor, step: Step) -> tuple[Tensor | None, float]:
-        """Return the sum of all members' vectors as far as it travelled, and of their weights; None: not finite."""
+        """Return the sum of all members' vectors as far as it traveled, and of their weights; None: not finite."""
         finite = is_finite(vector)
         told = Message(
             Kind.VECTOR,
@@ -475,7 +475,7 @@ class CompressedMean(GradientMean):
         return [heard[source] for source in range(size)]
 
     def _summed(self, heard: Sequence[Message], step: Step) -> Tensor:
-        """Return the sum, `(size,)`, of all members' vectors as far as it travelled."""
+        """Return the sum, `(size,)`, of all members' vectors as far as it traveled."""
         compressor, parts = self._compressor, len(self._slices)
         number = self._group.rank if self._of_sums is not None else 0
         layout = self._own[number].layout

@@ -90,7 +90,7 @@ def check_compression(compressor: Compressor | None, plan: OptimizerPlan | None)
         )
     if compressor.own_momentum and any(_momentum(span.options) for span in plan.spans):
         raise RequestError(
-            f"{compressor.name} has a momentum of its own, and on top of the optimiser's it would count twice: use "
+            f"{compressor.name} has a momentum of its own, and on top of the optimizer's it would count twice: use "
             "--optimizer 'sgd(momentum=0)', or another compressor, such as top_k"
         )
 

@@ -40,8 +40,8 @@ class ServerStats:
         not_finite: gradients left out because they were not finite.
         ejected: pushers let go, once each time.
         dropped: late gradients.
-        left_out: by rank, stretches of its steps, `[first, last + 1]`, without an applied gradient.
-        absent: by rank, stretches of its group's steps, `[first, last + 1]`, taken without it.
+        left_out: per rank, stretches of its steps, `[first, last + 1]`, without an applied gradient.
+        absent: per rank, stretches of its group's steps, `[first, last + 1]`, taken without it.
         missed: stretches of steps, `[rank, first, last + 1]`, in which a worker's part is in no model,
             because it failed or joined in the round.
     """

@@ -104,9 +104,9 @@ class Writes(Enum):
     """Treatment of parameters that a user's own loop changes in the flat vector between two steps.
 
     Attributes:
-        LOST: they are overwritten, so the loop is rejected.
+        LOST: writes are overwritten, so the loop is rejected.
         KEPT: training continues from them.
-        ADDED: their change (`FlatParameters.change`) is added to the stored copy of the worker's parameters.
+        ADDED: change of the writes (`FlatParameters.change`) is added to the stored copy of the worker's parameters.
         IN_STEP: servers adopt them, where all workers hold, and therefore change, the same parameters.
     """
 

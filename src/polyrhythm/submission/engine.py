@@ -84,7 +84,7 @@ class Engine(Config):
 
     @abstractmethod
     def texts(self, submission: Submission) -> Mapping[str, str]:
-        """Return what the engine is handed, by file name.
+        """Return the texts for the engine (scripts, manifests) by file name.
 
         Raises:
             RequestError: the engine cannot do what the command asks for.

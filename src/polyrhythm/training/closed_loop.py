@@ -63,7 +63,7 @@ class ClosedLoopSGD(torch.optim.Optimizer):
         """Take one step: change the parameters and the state in place.
 
         Args:
-            closure: not called: the gradients are there.
+            closure: unused, because the gradients exist.
         """
         for group in self.param_groups:
             for parameter in group["params"]:

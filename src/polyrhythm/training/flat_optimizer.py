@@ -124,7 +124,7 @@ def check_spans(spans: Iterable[Span]) -> None:
     for span in spans:
         if type(span.start) is not int or type(span.stop) is not int or not end <= span.start < span.stop:
             raise RequestError(
-                "the spans of an optimiser plan must be whole numbers, in order and without overlap"
+                "the spans of an optimizer plan must be whole numbers, in order and without overlap"
             )
         end = span.stop
 
@@ -473,7 +473,7 @@ def _check_same(optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]) -> N
     kind, shapes = type(optimizer).__name__, _shapes(optimizer)
     if facts["optimizer"] != kind:
         raise RequestError(
-            f"the saved state is of the optimiser {facts['optimizer']}, not {kind}: resume with it"
+            f"the saved state is of the optimizer {facts['optimizer']}, not {kind}: resume with it"
         )
     if facts["shapes"] != shapes:
         raise RequestError(

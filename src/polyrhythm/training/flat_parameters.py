@@ -229,13 +229,13 @@ class FlatParameters:
         self._tail.copy_(self._last_tail[1])
 
     def tail(self) -> tuple[float, float]:
-        """Read the two numbers that travelled with the gradients."""
+        """Read the two numbers that traveled with the gradients."""
         # One read for both: on a GPU each would wait for the stream.
         first, second = self._tail.tolist()
         return first, second
 
     def divide_by_tail(self, part: Tensor | None = None) -> None:
-        """Divide the gradients by the first of the two numbers that travelled with them.
+        """Divide the gradients by the first of the two numbers that traveled with them.
 
         Args:
             part: part of the gradients to be divided; None: all.

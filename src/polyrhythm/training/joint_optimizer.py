@@ -193,8 +193,8 @@ def averaged(workers: Workers, parts: list[Tensor], images: int) -> tuple[list[T
     """Return sums over workers' images, divided by how many there are, and that number; all workers call it.
 
     Args:
-        workers: those that add up.
-        parts: this worker's sums, of one dtype; not changed.
+        workers: workers that add their sums.
+        parts: own sums, of one dtype; not changed.
         images: images of this worker.
     """
     whole = torch.cat([*(part.reshape(-1) for part in parts), parts[0].new_tensor([images])])

@@ -96,11 +96,11 @@ class OptimizerPlan:
                 if not parameter.requires_grad:  # frozen: torch's own optimizers pass over it too
                     continue
                 if parameter not in places:
-                    raise RequestError("the optimiser trains a parameter that the model does not have")
+                    raise RequestError("the optimizer trains a parameter that the model does not have")
                 spans.append(Span(*places[parameter], options))
         if not spans:
             raise RequestError(
-                "the optimiser has nothing to train: every parameter that it was given is frozen"
+                "the optimizer has nothing to train: every parameter that it was given is frozen"
             )
         ordered = tuple(sorted(spans, key=lambda span: span.start))
         if kind in ELEMENTWISE:
@@ -121,9 +121,9 @@ class OptimizerPlan:
             )
             kind, rate = record["kind"], float(record["rate"])
         except (KeyError, TypeError, ValueError, OverflowError):
-            raise RequestError("an optimiser plan lacks its kind, spans or rate") from None
+            raise RequestError("an optimizer plan lacks its kind, spans or rate") from None
         if not isinstance(kind, str) or kind not in KINDS:
-            raise RequestError(f"an optimiser plan names {kind!r:.80}, which is none of ours")
+            raise RequestError(f"an optimizer plan names {kind!r:.80}, which is none of ours")
         plan = cls(kind, spans, rate)
         check_spans(spans)
         _try_out(plan)
@@ -263,7 +263,7 @@ class OwnOptimizer:
 
         Args:
             gradient: the flat gradients.
-            learning_rate: not regarded: the param groups have it.
+            learning_rate: unused, because the param groups have it.
         """
         at_once = None if self.step_of_inner is not None else self._at_once
         if at_once is not None and not self._flat.without_gradient and at_once.step():
@@ -430,14 +430,14 @@ def _try_out(plan: OptimizerPlan) -> None:
     """Make two steps of two numbers with the options of every span: torch looks at most of them only then."""
     rates: list[Any] = [plan.rate, *(span.options.get("lr") for span in plan.spans)]
     if not all(type(rate) in (int, float) and 0 <= rate <= float_info.max for rate in rates):
-        raise RequestError("the learning rates of an optimiser plan must be numbers that are not negative")
+        raise RequestError("the learning rates of an optimizer plan must be numbers that are not negative")
     tried: list[dict[str, Any]] = []
     for span in plan.spans:
         if span.options in tried:
             continue
         tried.append(span.options)
         if not set(_NOT_THE_RULE).isdisjoint(span.options):
-            raise RequestError("an optimiser plan holds options that do not travel")
+            raise RequestError("an optimizer plan holds options that do not travel")
         try:
             vector = torch.zeros(2)
             optimizer = OptimizerPlan(plan.kind, (Span(0, 2, span.options),), plan.rate).build(vector)
@@ -446,7 +446,7 @@ def _try_out(plan: OptimizerPlan) -> None:
         except Exception as error:  # torch has many exceptions for invalid options
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(
-                f"an optimiser plan's options for {plan.kind} cannot be used: {reason:.200}"
+                f"an optimizer plan's options for {plan.kind} cannot be used: {reason:.200}"
             ) from None
 
 

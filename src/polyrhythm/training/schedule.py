@@ -51,7 +51,7 @@ class RunLength:
         steps_per_epoch: steps that every worker takes in an epoch, the first one where they differ.
         epochs: epochs to train.
         global_batch: images that all workers together look at for one step of each, in the first epoch.
-        starts: where epochs differ because batches grow, the number of steps before each epoch, and the total; else
+        starts: number of steps before each epoch, and the total, if epochs differ because batches grow; else
             empty.
         steps: steps after which the run ends, where that is before the end of its last epoch; else 0.
     """

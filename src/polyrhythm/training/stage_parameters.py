@@ -91,7 +91,7 @@ def hold(
 
     Args:
         model: model on the meta device.
-        parameters: those of it that get memory.
+        parameters: parameters that get memory.
         device: device of the memory.
 
     Returns:
@@ -120,7 +120,7 @@ class StageParameters:
     Args:
         whole: the network's parameters; those of this worker's stage move to memory of their own.
         owned: parameters of each rank of the pipeline in the whole vector.
-        rank: this worker's.
+        rank: rank of this worker.
         device: device of the stage.
 
     Attributes:
@@ -152,7 +152,7 @@ class StageParameters:
         Args:
             whole: proxy of the network.
             numbers: numbers that each rank's stages have, which `whole` stands for.
-            rank: this worker's.
+            rank: rank of this worker.
         """
         made = cls(whole, [whole.views])
         if len(numbers) > 1:

@@ -57,7 +57,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, weights: Tensor) -> None:
-        """Move the average towards the weights, which have its shape; allocate nothing."""
+        """Move the average toward the weights, which have its shape; allocate nothing."""
         if weights.shape != self.value.shape:
             raise ValueError(f"the average has shape {tuple(self.value.shape)}, not {tuple(weights.shape)}")
         # lerp is exact at both ends: equal weights change nothing, a decay of 0 takes the weights as they are

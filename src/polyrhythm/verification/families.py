@@ -521,7 +521,7 @@ class Elastic(Invariant):
         for to, reply in event.replies:
             if reply.kind is Kind.PARAMETERS and reply.tensor is not None:
                 self._compare(
-                    server, event.time_s, f"the centre for rank {to}", (self._centre[server], reply.tensor)
+                    server, event.time_s, f"the center for rank {to}", (self._centre[server], reply.tensor)
                 )
 
     def _move(self, event: Handled, given: dict[int, Tensor | None]) -> None:

@@ -179,7 +179,7 @@ class EveryBatch(Invariant):
     """All batches are taken, by whichever unit of workers draws them; of a run in which no worker is lost.
 
     Args:
-        units: their workers, by rank.
+        units: workers by rank.
     """
 
     def __init__(self, units: Sequence[Sequence[int]]) -> None:

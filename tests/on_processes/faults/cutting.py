@@ -17,7 +17,7 @@ from polyrhythm.api.faults import Outcome
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.events import Event, WorkerLost, WorkerProgress
-from polyrhythm.launch.rank import Circumstances, run_rank
+from polyrhythm.launch.rank import RankContext, run_rank
 from polyrhythm.roles.job import FaultTolerance
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.strategies.role_assignment import roles_in_order
@@ -55,7 +55,7 @@ def _train(
             seat.tell((type(event).__name__, event.worker, time.monotonic()))
 
     try:
-        run_rank(job, roles, from_environment(), 1, Circumstances(StopRequest(), tell))
+        run_rank(job, roles, from_environment(), 1, RankContext(StopRequest(), tell))
     except PolyrhythmError as error:
         seat.tell((FAILED, str(error)))
 

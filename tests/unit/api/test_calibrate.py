@@ -42,7 +42,7 @@ def test_a_step_time_and_a_server_come_back_from_what_they_would_give(tmp_path: 
     file = tmp_path / "guess.yaml"
     guess = cluster({"count": 5}, step_time="constant(seconds=1)", server_bandwidth_bytes_per_s=1e7)
     file.write_text(cluster_text(guess))
-    size, server = 4 * 13_194 + 64.0, 2e5  # 192-64-10 of 8x8 pictures in colour
+    size, server = 4 * 13_194 + 64.0, 2e5  # 192-64-10 of 8x8 pictures in color
     sync = "parameter_server(consistency=synchronous, servers=1, placement=dedicated)"
     told = [f"{sync}, {n} workers: {16 * n / (0.5 + 2 * n * size / server)}" for n in (1, 4)]
     found = calibrate(

@@ -23,7 +23,7 @@ NETWORK = {"model": "timm.tf_efficientnet_lite0", "weights": "efficientnet_lite0
 
 @pytest.fixture
 def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Discs, squares and stripes of any colour."""
+    """Discs, squares and stripes of any color."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     numbers = np.random.default_rng(0)
     rows, columns = np.mgrid[:48, :48]

@@ -41,7 +41,7 @@ def picture(tmp_path: Path) -> Path:
 
 
 def _by_hand(picture: Path, seed: int) -> torch.Tensor:
-    """The centre that a network sees, 7/8 of the shorter side, from -1 to 1."""
+    """The center that a network sees, 7/8 of the shorter side, from -1 to 1."""
     box = (12.5, 2.5, 47.5, 37.5)
     pixels = Image.open(picture).resize((16, 16), Image.Resampling.BILINEAR, box=box)
     torch.manual_seed(seed)

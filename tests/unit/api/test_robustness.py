@@ -83,7 +83,7 @@ def test_the_verb_tests_each_model_and_draws_it(tmp_path: Path) -> None:
     assert [model["weights"] for model in found["models"]] == [str(file) for file in files]
     assert found["images"] == 20
     first = found["models"][0]["declines"]
-    assert "colour_casting" not in {each["name"] for each in first}  # digits are grey
+    assert "colour_casting" not in {each["name"] for each in first}  # digits are gray
     page = (tmp_path / "page.html").read_text()
     drawn = json.loads(re.search(r'<script type="application/json" id="plots">(.*?)</script>', page)[1])
     assert len(drawn) == len(first)

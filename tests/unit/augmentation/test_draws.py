@@ -7,7 +7,7 @@ MASK = (1 << 64) - 1
 
 
 def splitmix(number: int) -> int:
-    """Steele, Lea, Flood's finaliser, with Python's whole numbers."""
+    """Steele, Lea, Flood's finalizer, with Python's whole numbers."""
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK
     return number ^ (number >> 31)

@@ -28,7 +28,7 @@ def test_a_window_sees_what_a_warp_of_all_around_it_shows(specs: str) -> None:
     within = ((places >= AROUND) & (places <= SIDE - SIZE - AROUND)).all(1)
     assert int(within.sum()) > 5
     found = windowed(specs)(images, keys)[within]
-    # These warps are linear about the centre, so that a larger piece with the same centre is warped alike.
+    # These warps are linear about the center, so that a larger piece with the same center is warped alike.
     pieces = torch.stack(
         [
             image[:, top - AROUND : top + SIZE + AROUND, left - AROUND : left + SIZE + AROUND]

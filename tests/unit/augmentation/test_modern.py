@@ -54,7 +54,7 @@ def test_a_picture_changes_alike_in_any_batch_and_form(spec: str) -> None:
     assert not torch.equal(chain(images, sample_keys("transform", 1, 3, torch.arange(12))), changed)
     if spec not in (
         "erasing(probability=0.9)",
-    ):  # whose zero is black in bytes, the mean in normalised pixels
+    ):  # whose zero is black in bytes, the mean in normalized pixels
         black, white = IMAGENET.of(torch.zeros(1))
         normal = images / 255 * (white - black) + black
         found = (chain.on(IMAGENET)(normal, keys) - black) / (white - black) * 255

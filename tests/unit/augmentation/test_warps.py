@@ -80,7 +80,7 @@ def test_bytes_are_rounded():
 def test_what_comes_in_from_outside(fill, expected):
     image = torch.ones(1, 1, 1, 3)
     shrunk = warp(image, [(Stretching(), torch.tensor([[math.log(0.5), 0.0]]))], fill)
-    # The outermost pixels now show what was twice as far from the centre: 2 pixels, where the image ends at 1.
+    # The outermost pixels now show what was twice as far from the center: 2 pixels, where the image ends at 1.
     assert shrunk[0, 0, 0].tolist() == [expected[2], 1, expected[2]]
 
 

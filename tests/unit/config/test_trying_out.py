@@ -1,4 +1,4 @@
-"""What strategies cannot do with a network, an optimiser or a precision is refused before any rank starts."""
+"""What strategies cannot do with a network, an optimizer or a precision is refused before any rank starts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assembled(**values: Any) -> Job:
         ),
         (
             {"strategy": "eamsgd(delta=0.5)", "optimizer": "sgd(lr=0.1, momentum=0.9)"},
-            "eamsgd has momentum delta=0.5, and the optimiser one of 0.9: give it momentum=0",
+            "eamsgd has momentum delta=0.5, and the optimizer one of 0.9: give it momentum=0",
         ),
     ],
 )

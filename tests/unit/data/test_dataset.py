@@ -119,7 +119,7 @@ def test_double_precision_becomes_single():
         (7, "data is a int: give a \\(train, test\\) pair"),
         ((pair(), 7), "a part of data is a int"),
         ((pair(), (torch.zeros(3, 2), torch.arange(3))), r"images are \(3, 2\) torch.float32"),
-        ((pair(), (torch.zeros(3, 2, 4, 4, dtype=torch.uint8), torch.arange(3))), "uint8.*normalised"),
+        ((pair(), (torch.zeros(3, 2, 4, 4, dtype=torch.uint8), torch.arange(3))), "uint8.*normalized"),
         ((pair(), (torch.zeros(3, 2, 4, 4), torch.arange(4))), r"3 images have labels \(4,\)"),
         ((pair(), (torch.zeros(3, 2, 4, 4), torch.rand(3))), "labels are .* one integer an image"),
         ((pair(), (torch.zeros(2, 2, 4, 4), torch.tensor([0, -1]))), "label -1 is negative"),

@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def by_pillow(seed: int, scale: int) -> torch.Tensor:
-    """The middle square, scaled, (1, 3, scale, scale) normalised."""
+    """The middle square, scaled, (1, 3, scale, scale) normalized."""
     left = (LANDSCAPE[0] - LANDSCAPE[1]) / 2
     box = (left, 0, left + LANDSCAPE[1], LANDSCAPE[1])
     square = picture(seed).resize((scale, scale), Image.Resampling.BILINEAR, box=box)

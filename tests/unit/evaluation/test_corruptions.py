@@ -70,7 +70,7 @@ def test_noise_has_the_stated_size() -> None:
 
 def test_light_and_contrast_are_the_formulas() -> None:
     pictures, indices = _pictures(), torch.arange(3)
-    pictures[0, :, 0, 0] = 0  # black becomes grey
+    pictures[0, :, 0, 0] = 0  # black becomes gray
     brighter = _corruption("brightness")(pictures, 3, indices, UNIT).permute(0, 2, 3, 1).reshape(-1, 3)
     pixels = pictures.permute(0, 2, 3, 1).reshape(-1, 3)
     for found, before in zip(brighter[::97].tolist(), pixels[::97].tolist(), strict=True):
@@ -157,11 +157,11 @@ def test_compression_is_pillows() -> None:
 def test_fog_is_a_cloud_that_the_brightest_place_bears() -> None:
     grey, indices = torch.full((6, 3, 48, 60), 0.5), torch.arange(6)
     found = _corruption("fog")(grey, 1, indices, UNIT)
-    # x + f p, scaled by max(x) / (max(x) + f): from a quarter of the grey to all of it, as p goes from 0 to 1.
+    # x + f p, scaled by max(x) / (max(x) + f): from a quarter of the gray to all of it, as p goes from 0 to 1.
     cloud = (found / (0.5 / (0.5 + 1.5)) - 0.5) / 1.5
     assert cloud.min() >= -1e-5
     assert cloud.max() <= 1 + 1e-5
-    assert torch.equal(found[:, 0], found[:, 2])  # fog has no colour
+    assert torch.equal(found[:, 0], found[:, 2])  # fog has no color
     near = (cloud[..., 1:] - cloud[..., :-1]).square().mean()
     far = (cloud[..., 24:] - cloud[..., :-24]).square().mean()
     assert far > 20 * near  # large shapes
@@ -172,7 +172,7 @@ def test_fog_is_a_cloud_that_the_brightest_place_bears() -> None:
 def test_snow_brightens_flat_pictures_by_flakes_and_their_mirror() -> None:
     dark, indices = torch.zeros(5, 1, 64, 64), torch.arange(5)
     found = _corruption("snow")(dark, 2, indices, UNIT)
-    pale = 0.3 * 0.5  # (1 - l) max(0, 1.5 grey + 1/2)
+    pale = 0.3 * 0.5  # (1 - l) max(0, 1.5 gray + 1/2)
     assert found.min() >= pale - 1e-6
     flakes = found - pale
     torch.testing.assert_close(flakes, flakes.flip((2, 3)), atol=1e-5, rtol=0)
@@ -189,7 +189,7 @@ def test_elastic_transform_moves_places_by_smooth_noise_of_the_stated_size() -> 
         assert moved.std() == pytest.approx(pixels, rel=0.05)
         assert abs(float(moved.mean())) < 0.1
         step = (moved[..., 1:] - moved[..., :-1]).square().mean()
-        # Of noise that a Gaussian of deviation s smoothed, neighbours correlate by exp(-1 / 4 s^2).
+        # Of noise that a Gaussian of deviation s smoothed, neighbors correlate by exp(-1 / 4 s^2).
         assert step == pytest.approx(2 * pixels**2 * (1 - np.exp(-1 / (4 * 2.24**2))), rel=0.1)
 
 
@@ -220,7 +220,7 @@ def test_frost_is_laid_over_what_is_kept() -> None:
 
 
 def test_zoom_blur_is_the_mean_of_magnified_pictures() -> None:
-    # Magnified f times, the slope of a plane through the centre becomes 1/f of it.
+    # Magnified f times, the slope of a plane through the center becomes 1/f of it.
     places = (torch.arange(41.0) - 20).expand(1, 1, 41, 41)
     found = _corruption("zoom_blur")((places + 20) / 40, 1, torch.tensor([0]), UNIT)
     slope = (1 + sum(1 / (1 + number / 100) for number in range(11))) / 12

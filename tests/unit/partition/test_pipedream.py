@@ -1,4 +1,4 @@
-"""PipeDream's dynamic programme finds what trying all cuts and copies finds."""
+"""PipeDream's dynamic program finds what trying all cuts and copies finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole jobs on modelled clusters."""
+"""Whole jobs on modeled clusters."""
 
 from __future__ import annotations
 

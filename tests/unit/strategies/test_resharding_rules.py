@@ -144,7 +144,7 @@ def test_at_the_centre_who_is_new_or_out_of_date_begins_anew() -> None:
     assert set(found.held.workers) == {0}
     assert found.held.servers[0][1]["steps"] == [7] * 4
     assert found.text.endswith(
-        "1 workers keep their own parameters and optimisers; 3 begin at the centre, without momentum"
+        "1 workers keep their own parameters and optimizers; 3 begin at the center, without momentum"
     )
     assert rule("easgd", 2, 1).counted(held((6, 6), known.workers, [server([4, 4])])) == [6, 4]
 

@@ -1,4 +1,4 @@
-"""Momentum that makes up for asynchrony, against numpy, and on a quadratic that eight workers minimise."""
+"""Momentum that makes up for asynchrony, against numpy, and on a quadratic that eight workers minimize."""
 
 from __future__ import annotations
 

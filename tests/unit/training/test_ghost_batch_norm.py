@@ -1,4 +1,4 @@
-"""Ghost batch normalisation, against plain layers of torch that see one slice after the other."""
+"""Ghost batch normalization, against plain layers of torch that see one slice after the other."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_of_a_run_only_slices_that_are_smaller_than_its_batches_matter() -> None
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(RequestError, match="has no batch normalisation: leave batch_norm out"):
+    with pytest.raises(RequestError, match="has no batch normalization: leave batch_norm out"):
         Ghost().prepare(perceptron())
     with pytest.raises(RequestError, match="has no variance"):
         Ghost(size=1).prepare(with_batch_norm())

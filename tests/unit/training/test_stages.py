@@ -1,4 +1,4 @@
-"""Learning rates that fall towards the pixels."""
+"""Learning rates that fall toward the pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synchronised batch normalisation by threads that meet, against torch's layers on the batches of all of them."""
+"""Synchronised batch normalization by threads that meet, against torch's layers on the batches of all of them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Activated(nn.BatchNorm2d):
 
 
 @pytest.mark.parametrize(
-    ("model", "why"), [(perceptron(), "no batch normalisation"), (Activated(2), "more than to normalise")]
+    ("model", "why"), [(perceptron(), "no batch normalization"), (Activated(2), "more than normalize")]
 )
 def test_networks_without_plain_layers_are_refused(model: nn.Module, why: str) -> None:
     with pytest.raises(RequestError, match=why):

@@ -240,7 +240,7 @@ class LoopProgress:
     Attributes:
         averages: number of averages taken.
         kept: objects of the loop that a replacement needs, such as schedulers.
-        handed: their states, where a resumed run begins with others than their own.
+        handed: states of these objects, if a resumed run begins with others than their own.
         optimizer: distributed optimizer; None before there is one.
         in_step: whether workers are synchronous.
     """
@@ -298,7 +298,7 @@ class LoopProgress:
         """Resume every shard, including those that are made later.
 
         Args:
-            shards: their states in the other run.
+            shards: states of the shards in the other run.
             random: random state of this worker.
         """
         self._resumes = shards, random
@@ -317,7 +317,7 @@ class LoopProgress:
 
         Args:
             present: workers that have a share of the next epoch.
-            entering: those of them that are admitted now.
+            entering: members that are admitted now.
         """
         assert self.optimizer is not None, "a loop has something to train"
         return Mark(

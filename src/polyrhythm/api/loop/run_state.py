@@ -321,7 +321,7 @@ def _handed_over(
     own = states.get(worker, states[0])
     part, facts = of_workers.get(0 if replica.part.replicated else worker, ({}, {}))
     account = replace(own.account, worker=worker, step=step, staleness={})
-    momenta = "with its optimiser's state" if kept else "without an optimiser's state"
+    momenta = "with its optimizer's state" if kept else "without an optimizer's state"
     text = f"{strategy} continues from the model of {old}, {momenta}"
     if workers != before:
         text += f", with {workers} workers in place of {before}"

@@ -78,7 +78,7 @@ def synchronize(model: nn.Module, peers: NormPeers) -> Callable[[], None]:
     """Let the layers of a model ask the other workers, in passes of training.
 
     Args:
-        model: its `nn.SyncBatchNorm` layers are changed, until what is returned is called.
+        model: network; its `nn.SyncBatchNorm` layers are changed until the returned function is called.
         peers: the workers.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Vignetting: images get darker towards their corners.
+"""Vignetting: images get darker toward their corners.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
 section 4.1.
@@ -47,10 +47,10 @@ class Vignetting(Config):
 
 
 def vignette(images: Tensor, area: Tensor, loss: Tensor, tones: Tones = BYTES) -> Tensor:
-    """Darken images (B, C, H, W), uint8 or float, towards their corners, in a new tensor.
+    """Darken images (B, C, H, W), uint8 or float, toward their corners, in a new tensor.
 
     Args:
-        images: not changed.
+        images: unchanged images.
         area: (B,), distance from the center at which darkening begins, in half diagonals, below 1.
         loss: (B,), share of light that the corners lose; 0 leaves an image unchanged.
         tones: black in float images; in bytes it is 0.

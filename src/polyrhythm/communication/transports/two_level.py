@@ -87,7 +87,7 @@ class TwoLevelCollectives(MemberCollectives):
 
     Args:
         levels: members by host.
-        member: this one.
+        member: index of this member.
         inside: collectives of this host's members; None if it is alone on its host.
         between: collectives of the hosts' first members; None if this member is not one.
 
@@ -218,7 +218,7 @@ def make_shared(
     """Make collectives that use the memory which members share; None where none share any, on all alike.
 
     Args:
-        member: this one.
+        member: index of this member.
         members: the ranks of all, among all ranks of the run.
         introductions: introductions of all, as JSON.
         meet: exchanges texts with the others.

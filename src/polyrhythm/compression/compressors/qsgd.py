@@ -46,7 +46,7 @@ class QSGD(InPieces):
     """A few bits a number, right in the mean.
 
     Attributes:
-        levels: between 0 and the norm.
+        levels: number of levels between 0 and the norm.
         bucket: numbers that share a norm.
         norm: `two`: the Euclidean norm; `max`: the largest magnitude, for which errors are smaller.
         code: `packed`: equally many bits a number; `elias`: fewer for those that are 0, and more for others.

@@ -29,8 +29,8 @@ class TarShards(PictureSource):
     """Tar files of images.
 
     Attributes:
-        files: their paths, with `*` for any text, such as `photos/train-*.tar`, or numbers in braces as WebDataset has
-            them, `photos/train-{000000..000146}.tar`.
+        files: paths of the shards, with `*` for any text, such as `photos/train-*.tar`, or numbers in braces,
+            `photos/train-{000000..000146}.tar`.
         test: paths of the test shards; empty: a fifth of every class is held out.
         buffer: records that each worker holds back to draw from. It holds their positions, not their images.
         bad_records: number of records that may be skipped, in each process, before the run ends.

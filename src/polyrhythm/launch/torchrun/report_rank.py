@@ -28,8 +28,8 @@ _LINGER_S = 10.0
 _FIRST_PORT, _PORTS = 20000, 30000
 
 
-class SaidByLeader(PolyrhythmError):
-    """An error that rank 0 has found as well, and reports."""
+class ReportedByLeader(PolyrhythmError):
+    """Error that rank 0 reports; this rank stays silent about it."""
 
 
 def started_by_torchrun() -> bool:
@@ -52,13 +52,13 @@ def leader_speaks() -> Iterator[None]:
     """Run code that every rank executes alike before they meet, and let only rank 0 report its errors.
 
     Raises:
-        SaidByLeader: instead of this project's other errors, on every rank but 0.
+        ReportedByLeader: instead of this project's other errors, on every rank but 0.
     """
     try:
         yield
     except PolyrhythmError as error:
         if is_silent():
-            raise SaidByLeader(str(error)) from error
+            raise ReportedByLeader(str(error)) from error
         raise
 
 

@@ -37,7 +37,7 @@ from polyrhythm.launch.devices import check_kinds_of_devices, gpu_of, threads_fo
 from polyrhythm.launch.joining.join_server import Admission
 from polyrhythm.launch.patience import LIMIT_S, Patience
 from polyrhythm.launch.process import ask_names_briefly, first_parent, leave_with
-from polyrhythm.launch.rank import Circumstances, run_rank
+from polyrhythm.launch.rank import RankContext, run_rank
 from polyrhythm.launch.signals import PREEMPTED, Preemption, asked_to_stop
 from polyrhythm.launch.torchrun.gathering import (
     LEADER,
@@ -277,7 +277,7 @@ def _play(
         asked_to_stop(ask, notice.come),
         receiving(outside, start, roles, notice.emit, late) as on_event,
     ):
-        run_rank(job, roles, start.rendezvous, threads, Circumstances(stop, on_event))
+        run_rank(job, roles, start.rendezvous, threads, RankContext(stop, on_event))
     return notice.ended_the_run()
 
 

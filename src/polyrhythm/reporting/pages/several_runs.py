@@ -450,7 +450,7 @@ def render_search(search: Search, folder: Path, command: str) -> str:
     """Return the HTML of a search: verdict, best trials and curves.
 
     Args:
-        search: its trials.
+        search: search with its trials.
         folder: folder of the page; links to runs' reports are relative to it.
         command: command that repeats the search.
     """
@@ -678,7 +678,7 @@ def write_robustness(
         path: path of the file.
         data: name of the data set.
         models: results of `polyrhythm.robustness`.
-        pictures: for every kind of change, a JPEG file with an unchanged image and every strength.
+        pictures: per kind of change, a JPEG file with an unchanged image and every strength.
 
     Raises:
         RequestError: it cannot be written.

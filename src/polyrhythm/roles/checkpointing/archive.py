@@ -632,5 +632,5 @@ def recutting_notice(job: Job, states: Sequence[State]) -> str:
     merged = "" if not apart else f"; {apart} gradients that not all servers had yet count as applied"
     return (
         f"resumed with {job.traits.servers} servers in place of {len(states)}: the shards are divided again, with "
-        f"the optimisers' states{merged}"
+        f"the optimizers' states{merged}"
     )

@@ -149,7 +149,7 @@ def handed_over(snapshot: Snapshot, job: Job, plan: OptimizerPlan) -> tuple[Snap
         deal=rest.deal,
         was=None,
     )
-    momenta = "with its optimiser's state" if kept else "without an optimiser's state"
+    momenta = "with its optimizer's state" if kept else "without an optimizer's state"
     epochs = f"{rest.epoch} epoch{'s' * (rest.epoch != 1)}"
     text = f"{job.strategy} continues from the model of {old.strategy} after {epochs}, {momenta}"
     if old.workers != job.workers:

@@ -36,7 +36,7 @@ class Recording:
         parameters_sha256: SHA-256 of the final parameters.
         device: device of the replicas, such as `cpu`.
         threads: compute threads of a worker; sums over several have another order.
-        torch: its version.
+        torch: version of PyTorch.
         processor: model and instruction set that worker 0 computed with; empty in older recordings.
         workers_lost: number of worker failures, which the arrivals do not show.
         deal: grants of every unit of workers, with dynamic batches; else None.

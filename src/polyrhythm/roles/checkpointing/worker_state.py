@@ -27,11 +27,11 @@ class WorkerState(ControlMessage):
 
     Attributes:
         account: account of its work.
-        buffers: its batch-norm statistics.
+        buffers: batch-norm statistics.
         part: tensors of its strategy part.
         part_facts: the rest of its strategy part.
         loss_scale: scale of float16 losses; empty where nothing is scaled.
-        tested: its part of the test of an epoch's end, as `PartialEvaluation` packs it; empty where it has none.
+        tested: own part of the test at an epoch's end, as `PartialEvaluation` packs it; else empty.
         begun: progress of others in epochs, as `Begun` writes it; set in states that the coordinator sends.
         behind: whether the worker has done fewer steps than the coordinator; set in states that the
             coordinator sends.

@@ -756,7 +756,7 @@ class ServerReports:
     def enter(self, rank: int) -> None:
         """Note that a replacement of a failed server has all of its shards."""
         self.attendance.losses.join(rank)
-        text = f"{self.attendance.name(rank)} is there again, and has its shards from its neighbours"
+        text = f"{self.attendance.name(rank)} is there again, and has its shards from its neighbors"
         self._say(ServerJoined(time_s=0, text=text, rank=rank))
 
     def _ask_for(self, shard: int) -> None:

@@ -170,7 +170,7 @@ class FaultyRun(FaultTarget, Protocol):
 
     Attributes:
         time: time of all ranks.
-        links: between them.
+        links: links between the ranks.
     """
 
     time: VirtualTime
@@ -216,7 +216,7 @@ class Fault(Config):
 
         Args:
             run: run to inject the fault into.
-            random: this fault's own stream.
+            random: random generator of this fault alone.
         """
 
     def kills(self, rank: int, ground: FaultTarget) -> bool:

@@ -67,7 +67,7 @@ def _without_momentum(plan: OptimizerPlan, delta: float) -> OptimizerPlan:
         momentum = span.options.get("momentum", 0)
         if momentum not in (0, delta):
             raise RequestError(
-                f"eamsgd has momentum delta={delta:g}, and the optimiser one of {momentum:g}: give it momentum=0"
+                f"eamsgd has momentum delta={delta:g}, and the optimizer one of {momentum:g}: give it momentum=0"
             )
         without = {"momentum": 0, "nesterov": False, "dampening": 0}
         options = {key: without.get(key, value) for key, value in span.options.items()}

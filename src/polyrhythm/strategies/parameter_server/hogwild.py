@@ -70,7 +70,7 @@ class Hogwild(Strategy):
     def resharding(self, before: int, after: int) -> Resharding:
         return Resharding(
             after=after,
-            text="the shared vector stays, and {kept} workers keep their optimisers",
+            text="the shared vector stays, and {kept} workers keep their optimizers",
             newcomers="; {new} begin without momentum",
             workers=(
                 StateField("counts", "reset", "worker", lambda start: [start.step] * after),

@@ -20,7 +20,7 @@ epoch, to the next step: it tests and saves it, and has memory for all parameter
 workers never have more of it than shapes. Images are read by the first stage, labels by all.
 
 Batch normalization normalizes by microbatch, and changes its running statistics once a batch
-(`partition/deferred_statistics.py`); with `normalise=batch` by all microbatches of a batch, for which stages that have
+(`partition/deferred_statistics.py`); with `normalize=batch` by all microbatches of a batch, for which stages that have
 such layers wait. Dropout draws by step, microbatch and place in the network, wherever that is cut.
 """
 
@@ -102,7 +102,7 @@ class Pipeline(Strategy, HasStages):
             step, by measured times of all layers, or in simulation by their operations and the cluster's
             links.
         recompute: whether activations are computed again for the backward pass, in place of being kept.
-        normalise: images of batch normalization's statistics: a microbatch, or a whole batch of the pipeline.
+        normalize: images of batch normalization's statistics: a microbatch, or a whole batch of the pipeline.
         replicas: copies of each stage; of several numbers, of every stage its own. `auto`, with
             `balance=auto`: the numbers of stages and copies with the shortest step, at least two stages.
         inside: strategy that combines copies of a stage; it must be synchronous.
@@ -124,6 +124,7 @@ class Pipeline(Strategy, HasStages):
         "its stages send activations, and errors in them cannot be corrected with the next batch: use "
         "synchronous"
     )
+    former_keys: ClassVar[dict[str, str]] = {"normalise": "normalize"}
 
     stages: Count | None = None
     microbatches: Count = 4
@@ -131,7 +132,7 @@ class Pipeline(Strategy, HasStages):
     cut: tuple[str, ...] = ()
     balance: Literal["operations", "auto"] = "operations"
     recompute: bool = False
-    normalise: Literal["microbatch", "batch"] = "microbatch"
+    normalize: Literal["microbatch", "batch"] = "microbatch"
     replicas: Count | tuple[Count, ...] | Literal["auto"] = 1
     inside: Annotated[Strategy, chosen("inside strategy", *INSIDE)] = Synchronous()
 
@@ -188,7 +189,7 @@ class Pipeline(Strategy, HasStages):
                 f"--workers {needed}, or for other stages and replicas"
             )
         self.schedule.check(ranks, self.microbatches)
-        if self.normalise == "batch" and (self._deals or not self.schedule.forward_first):
+        if self.normalize == "batch" and (self._deals or not self.schedule.forward_first):
             raise RequestError(
                 f"{self}: statistics of a whole batch are known when all its forward passes are over, in one copy of a "
                 "stage: use schedule=gpipe, and one number of replicas"
@@ -369,7 +370,7 @@ class Pipeline(Strategy, HasStages):
 
     def waits(self, pieces: Sequence[PieceSize]) -> bool:
         """Return whether a stage of these pieces waits for all microbatches, and computes them at once."""
-        return self.normalise == "batch" and self.microbatches > 1 and any(each.normalises for each in pieces)
+        return self.normalize == "batch" and self.microbatches > 1 and any(each.normalises for each in pieces)
 
     def work(self, images: int, dtype: torch.dtype) -> Work:
         """Return the work of one pipeline for a step of `images` images."""

@@ -41,7 +41,7 @@ class RandomRegular(Topology):
             )
         if self.degree * peers % 2:
             raise RequestError(
-                f"topology {self}: {peers} workers cannot all have {self.degree} neighbours, as an edge has two ends: "
+                f"topology {self}: {peers} workers cannot all have {self.degree} neighbors, as an edge has two ends: "
                 f"ask for degree {self.degree - 1 or 2}, or for {peers + 1} workers"
             )
         if self.degree == 1 and peers > 2:

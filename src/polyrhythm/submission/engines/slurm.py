@@ -34,7 +34,7 @@ _STATES = {
     "OUT_OF_MEMORY": "Slurm has killed it for its memory: ask for more with memory=",
     "TIMEOUT": "its time was up: ask for more with time=",
     "NODE_FAIL": "a node of it has failed",
-    "CANCELLED": "it was cancelled",
+    "CANCELLED": "it was canceled",
     "PREEMPTED": "it was preempted, and is not requeued automatically",
     "FAILED": "it has failed",
 }

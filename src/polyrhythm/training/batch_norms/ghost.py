@@ -38,7 +38,7 @@ class Ghost(BatchNorm):
             raise RequestError(f"ghost: a slice of size={self.size} has no variance: take 2 images at least")
         layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
         if not layers:
-            raise RequestError(f"{self}: the network has no batch normalisation: leave batch_norm out")
+            raise RequestError(f"{self}: the network has no batch normalization: leave batch_norm out")
         for layer in layers:
             # Not a layer of another class: timm has some that do more than to normalize.
             layer.forward = partial(_sliced, layer, layer.forward, self.size)  # type: ignore[method-assign]

@@ -32,7 +32,7 @@ class Meeting:
     """Access of a network's layers to the workers that share their statistics.
 
     Attributes:
-        workers: those that take their steps together.
+        workers: workers that step together.
     """
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class Synchronised(BatchNorm):
     def prepare(self, model: nn.Module) -> nn.Module:
         layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
         if not layers:
-            raise RequestError(f"{self}: the network has no batch normalisation: leave batch_norm out")
+            raise RequestError(f"{self}: the network has no batch normalization: leave batch_norm out")
         meeting = Meeting()
         for layer in layers:
             if type(layer).forward is not _BatchNorm.forward:
                 raise RequestError(
-                    f"{self}: {type(layer).__name__} does more than to normalise: use ghost or plain"
+                    f"{self}: {type(layer).__name__} does more than normalize: use ghost or plain"
                 )
             layer.forward = partial(_together, layer, layer.forward, meeting)  # type: ignore[method-assign]
         return model

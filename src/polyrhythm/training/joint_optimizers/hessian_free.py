@@ -42,7 +42,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 class ConjugateGradientOptimizer(JointOptimizer):
-    """Hessian-free optimisation by the module's rule."""
+    """Hessian-free optimization by the module's rule."""
 
     options: ClassVar = {
         "lr": 1.0,
@@ -231,7 +231,7 @@ def _gauss_newton(batch: Pass, parameters: list[nn.Parameter], flat: FlatParamet
 
 
 class HessianFree(Joint):
-    """Keys of Hessian-free optimisation.
+    """Keys of Hessian-free optimization.
 
     Attributes:
         damping: added to every eigenvalue of the curvature, in the first step.

@@ -24,7 +24,7 @@ class Adadelta(OptimizerConfig):
 
     Attributes:
         rho: share of both running means that is kept at each step.
-        eps: inside both roots; without it the first step would be 0.
+        eps: number added inside both roots; without it the first step would be 0.
     """
 
     kind: ClassVar = torch.optim.Adadelta

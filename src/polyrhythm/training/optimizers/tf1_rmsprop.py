@@ -55,7 +55,7 @@ class TF1RMSProp(OptimizerConfig):
     Attributes:
         decay: share of the running mean square that is kept at each step.
         momentum: share of the momentum buffer that is kept at each step.
-        epsilon: inside the root.
+        epsilon: number added inside the root.
     """
 
     kind: ClassVar = TF1RMSPropOptimizer

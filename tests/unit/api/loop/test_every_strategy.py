@@ -110,9 +110,9 @@ def in_step(spec: str) -> bool:
 
 def column(spec: str) -> str:
     if strategy_from(spec).traits(WORKERS).cuts_network:
-        return "networks that are cut"
+        return "divided networks"
     if in_step(spec):
-        return "in step, one model"
+        return "synchronous"
     return {"averaging": "local updates", "gossip": "gossip"}.get(FAMILY_OF[spec], "servers")
 
 

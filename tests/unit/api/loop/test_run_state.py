@@ -40,7 +40,7 @@ class Points(Dataset[Any]):
 
 
 class Running(nn.Module):
-    """Keeps a running mean of what it sees, each worker its own, as batch normalisation does."""
+    """Keeps a running mean of what it sees, each worker its own, as batch normalization does."""
 
     mean: Tensor
 

@@ -449,7 +449,7 @@ class _Embedding(Network):
 
 
 class _Frozen(Network):
-    """Batch normalisation that is frozen, as in fine-tuning."""
+    """Batch normalization that is frozen, as in fine-tuning."""
 
     def __init__(self) -> None:
         super().__init__()

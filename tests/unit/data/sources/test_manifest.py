@@ -1,4 +1,4 @@
-"""Tables of weakly labelled images: what is read of them, and what is refused."""
+"""Tables of weakly labeled images: what is read of them, and what is refused."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import hos
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.launch.torchrun import started_rank as torchrun
-from polyrhythm.launch.torchrun.report_rank import SaidByLeader
+from polyrhythm.launch.torchrun.report_rank import ReportedByLeader
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 PATIENCE_S = 20
@@ -56,7 +56,7 @@ def test_only_rank_0_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     found = met("lazy_synchronous", ["cuda", "cpu"], RoleAssignment((0, 1)))
-    assert {type(error) for error in found} == {SaidByLeader}
+    assert {type(error) for error in found} == {ReportedByLeader}
     monkeypatch.setenv("RANK", "0")
     assert {type(error) for error in met("lazy_synchronous", ["cuda", "cpu"], RoleAssignment((0, 1)))} == {
         RequestError

@@ -4,7 +4,7 @@ import pytest
 
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.torchrun.report_rank import (
-    SaidByLeader,
+    ReportedByLeader,
     is_silent,
     leader_speaks,
     leads,
@@ -44,7 +44,7 @@ def test_rank_0_speaks() -> None:
 @pytest.mark.usefixtures("rank")
 def test_the_others_leave_it_to_rank_0() -> None:
     assert is_silent()
-    with pytest.raises(SaidByLeader):
+    with pytest.raises(ReportedByLeader):
         refuse()
 
 

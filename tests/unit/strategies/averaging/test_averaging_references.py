@@ -1,4 +1,4 @@
-"""Averaging strategies against the papers' rules in plain torch, on N models and N optimisers of torch's own."""
+"""Averaging strategies against the papers' rules in plain torch, on N models and N optimizers of torch's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNEVEN = ConstantCluster(step_s=uneven)
 Models = list[nn.Module]
 Optimizers = list[torch.optim.Optimizer]
 Meet = Callable[[int, Models, Optimizers, float], None]
-"""Told the steps done so far, the models, their optimisers and the step's learning rate."""
+"""Told the steps done so far, the models, their optimizers and the step's learning rate."""
 
 
 def fill(models: Models, vector: Tensor) -> None:

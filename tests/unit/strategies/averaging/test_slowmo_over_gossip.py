@@ -38,7 +38,7 @@ def pushed(vectors, step):
 
 
 def mixed(vectors):
-    """Takes a third of each neighbour on a ring."""
+    """Takes a third of each neighbor on a ring."""
     return [sum(vectors[(i + j) % WORKERS] for j in (-1, 0, 1)) / 3 for i in range(WORKERS)]
 
 

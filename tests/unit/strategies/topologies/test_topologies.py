@@ -1,4 +1,4 @@
-"""Topologies: neighbours and weights by hand, and spectral gaps by their closed formulas."""
+"""Topologies: neighbors and weights by hand, and spectral gaps by their closed formulas."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_random_graphs_depend_on_their_seed_alone() -> None:
     ("torus", 7, r"^topology torus: 7 workers make no rows and columns: ask for 8, or take topology ring$"),
     ("torus(rows=3)", 8, r"8 workers do not fill 3 rows .*: ask for a multiple of 3, such as 6$"),
     ("random_regular(degree=8)", 8, r"8 workers have 7 others each: ask for a degree of at most 7$"),
-    ("random_regular", 7, r"7 workers cannot all have 3 neighbours.*: ask for degree 2, or for 8 workers$"),
+    ("random_regular", 7, r"7 workers cannot all have 3 neighbors.*: ask for degree 2, or for 8 workers$"),
     ("random_regular(degree=1)", 4, r"pairs fall apart: ask for a degree of at least 2$"),
 ])  # fmt: skip
 def test_numbers_of_workers_that_a_graph_cannot_have(spec: str, peers: int, complaint: str) -> None:

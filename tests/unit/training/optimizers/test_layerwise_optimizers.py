@@ -82,7 +82,7 @@ def flat(arrays):
 
 
 def on_vector(spec, cuts=(), rates=RATES):
-    """Trains the flat vector, cut into shards, each by the plan that travels; gives it and the optimisers."""
+    """Trains the flat vector, cut into shards, each by the plan that travels; gives it and the optimizers."""
     model = Layers()
     optimizer = build("optimizer", spec, FOLDER).create(model.parameters())
     whole = FlatParameters(model)

@@ -1,4 +1,4 @@
-"""TensorFlow 1's RMSProp: known first steps, and what an ordinary optimiser must be able to do."""
+"""TensorFlow 1's RMSProp: known first steps, and what an ordinary optimizer must be able to do."""
 
 import pytest
 import torch

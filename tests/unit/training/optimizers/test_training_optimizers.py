@@ -1,4 +1,4 @@
-"""Every optimiser of the folder against plain torch, its rule in numpy, and itself on slices."""
+"""Every optimizer of the folder against plain torch, its rule in numpy, and itself on slices."""
 
 import pickle
 from itertools import pairwise
@@ -87,7 +87,7 @@ def train(create, dtype):
 
 
 def train_cut(create, dtype, cuts):
-    """Trains slices of one vector, each with an optimiser of its own."""
+    """Trains slices of one vector, each with an optimizer of its own."""
     vector = flat(start(dtype))
     whole = [flat(gradients(step, dtype)) for step in range(STEPS)]
     for here, there in pairwise([0, *cuts, len(vector)]):

@@ -1,4 +1,4 @@
-"""An optimiser taken apart, stored and put together again goes on as if nothing had happened."""
+"""An optimizer taken apart, stored and put together again goes on as if nothing had happened."""
 
 import json
 
@@ -120,7 +120,7 @@ def test_values_that_are_no_tensors_survive():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: torch.optim.Adam(weights_of(torch.float32)), "of the optimiser SGD, not Adam"),
+        (lambda: torch.optim.Adam(weights_of(torch.float32)), "of the optimizer SGD, not Adam"),
         (
             lambda: torch.optim.SGD(weights_of(torch.float32)[:2]),
             "3 tensors of 27 numbers.*2 tensors of 26 numbers",

@@ -40,7 +40,7 @@ def gradient(step, dtype):
 
 
 def by_torch(make, rates, dtype):
-    """Gives the vector after steps of the optimiser on the model's own tensors."""
+    """Gives the vector after steps of the optimizer on the model's own tensors."""
     model = perceptron(dtype)
     optimizer = make(model.parameters())
     for step, rate in enumerate(rates):
@@ -226,15 +226,15 @@ def test_a_parameter_of_another_model_is_refused():
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({}, "an optimiser plan lacks its kind, spans or rate"),
-        ({"kind": "SGD"}, "an optimiser plan lacks its kind, spans or rate"),
-        ({"kind": "SGD", "spans": [{"start": 0}]}, "an optimiser plan lacks its kind, spans or rate"),
-        ({"kind": "SGD", "spans": []}, "an optimiser plan lacks its kind, spans or rate"),
-        ({"kind": "SGD", "spans": [], "rate": "fast"}, "an optimiser plan lacks its kind, spans or rate"),
-        ({"kind": "SGD", "spans": None, "rate": 0.1}, "an optimiser plan lacks its kind, spans or rate"),
+        ({}, "an optimizer plan lacks its kind, spans or rate"),
+        ({"kind": "SGD"}, "an optimizer plan lacks its kind, spans or rate"),
+        ({"kind": "SGD", "spans": [{"start": 0}]}, "an optimizer plan lacks its kind, spans or rate"),
+        ({"kind": "SGD", "spans": []}, "an optimizer plan lacks its kind, spans or rate"),
+        ({"kind": "SGD", "spans": [], "rate": "fast"}, "an optimizer plan lacks its kind, spans or rate"),
+        ({"kind": "SGD", "spans": None, "rate": 0.1}, "an optimizer plan lacks its kind, spans or rate"),
         (
             {"kind": "os.system", "spans": [], "rate": 0.1},
-            "an optimiser plan names 'os.system', which is none of ours",
+            "an optimizer plan names 'os.system', which is none of ours",
         ),
     ],
 )
@@ -246,7 +246,7 @@ def test_a_plan_that_names_no_optimiser_of_ours_is_refused(record, message):
 def test_a_rate_that_no_float_holds_is_refused():
     span = {"start": 0, "stop": 5, "options": {"lr": 10**400}}
     with pytest.raises(
-        RequestError, match=r"^the learning rates of an optimiser plan must be numbers that are"
+        RequestError, match=r"^the learning rates of an optimizer plan must be numbers that are"
     ):
         OptimizerPlan.from_json({"kind": "SGD", "spans": [span], "rate": 0.1})
 

@@ -37,7 +37,7 @@ def steps_of_torch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def train(steps: int, **options: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Makes steps on two equal vectors, by our optimiser and by torch's; yields both after each."""
+    """Makes steps on two equal vectors, by our optimizer and by torch's; yields both after each."""
     torch.manual_seed(0)
     module, reference = (nn.Linear(100, 1) for _ in range(2))
     reference.load_state_dict(module.state_dict())

@@ -1,4 +1,4 @@
-"""An optimiser slice by slice is the optimiser of the whole, to the bit, and is saved as it."""
+"""An optimizer slice by slice is the optimizer of the whole, to the bit, and is saved as it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Steps of a flat optimiser with options of their own, and only in places, against torch on separate parameters."""
+"""Steps of a flat optimizer with options of their own, and only in places, against torch on separate parameters."""
 
 from __future__ import annotations
 

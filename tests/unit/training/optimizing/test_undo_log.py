@@ -1,4 +1,4 @@
-"""A step of every elementwise optimiser, taken back."""
+"""A step of every elementwise optimizer, taken back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of one picture, normalised by what is known where one number has no variance."""
+"""Batches of one picture, normalized by what is known where one number has no variance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polyrhythm.training.forward_pass import by_running_statistics, check_learns
 
 
 def narrow() -> nn.Module:
-    """A network that normalises one number a channel and picture."""
+    """A network that normalizes one number a channel and picture."""
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
 
 

@@ -293,7 +293,7 @@ class HostCollectives(MemberCollectives):
     threads never wait for it: one that starts a collective while another thread moves bytes leaves an order.
 
     Args:
-        member: this one.
+        member: index of this member.
         ranks: ranks of all members, among all ranks of the run.
         connections: connections to the other members, by their numbers.
         patience_s: seconds for which a member's host may leave sent data unacknowledged.

@@ -58,10 +58,10 @@ class Place:
     """Address at which a member meets the others.
 
     Attributes:
-        member: this one.
+        member: index of this member.
         address: address of this host, as the others reach it.
         key: key of the run; may be empty.
-        check: raises what ends the meeting, such as the loss of a rank.
+        check: function that raises the error that ends the meeting, such as a failed rank.
     """
 
     member: int

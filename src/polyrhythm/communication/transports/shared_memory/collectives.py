@@ -158,7 +158,7 @@ class SharedMemoryCollectives(MemberCollectives):
 
     Args:
         arena: shared by all members.
-        member: this one.
+        member: index of this member.
         members: the ranks of all members, among all ranks of the run.
         lifelines: lifelines of the members' processes, in the same order.
 

@@ -362,7 +362,7 @@ class Exchange:
     Args:
         arena: shared by all members.
         barrier: barrier of all members.
-        member: this one.
+        member: index of this member.
         members: the ranks of all members, among all ranks of the run.
 
     Attributes:

@@ -428,7 +428,7 @@ class OutgoingMemoryLink:
 
     Args:
         card: card of the receiver.
-        source: this process.
+        source: rank of this process.
         to: the receiver.
         membership: hears of its end.
         lent: memory from which it reads what lies there; None: all is copied.

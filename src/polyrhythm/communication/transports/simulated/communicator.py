@@ -308,7 +308,7 @@ class SimulatedCluster:
     Attributes:
         time: the virtual time.
         network: the links.
-        contended: the same links, if flows share them fairly: they accept messages directly.
+        contended: links that flows share fairly, if any; they accept messages directly.
         courier: courier of messages over them; None: messages start at once and arrive unchanged.
         nbytes_of: function that returns the bytes of a message on the links.
         received: function that returns what arrives of a message.

@@ -95,7 +95,7 @@ class Way:
 
     Attributes:
         links: links that flows on it cross.
-        latency_s: between a flow's last byte's leaving and its arrival.
+        latency_s: seconds from a flow's last byte sent to its arrival.
         bundle: bundle of the coupling links among them; None if there were none.
         key: key of that bundle; see `Coupling.bundles`.
         loose: the others.
@@ -534,7 +534,7 @@ class Coupling:
         changed: bundles that flows have joined or left, with rates that have not been looked at since.
         suspects: loose links that may carry too much.
         flows_moved: number of times that a flow has moved to another bundle than its first.
-        bundles: those of coupling links, by these links and the limit of a flow.
+        bundles: bundles of coupling links, by these links and the limit of a flow.
     """
 
     def __init__(self) -> None:

@@ -133,7 +133,7 @@ class TorchDistributedCommunicator(Communicator):
     """One rank's end of a group of real ranks; see `Communicator`.
 
     Attributes:
-        rank: this rank.
+        rank: own rank.
         size: number of ranks.
         clock: real time since this rank started.
         traffic: bytes sent by this rank.

@@ -39,7 +39,7 @@ class Rendezvous:
 
     Attributes:
         store: reached by all ranks.
-        rank: this rank.
+        rank: own rank.
         size: number of ranks.
         address: address of this host, as the others reach it.
         keeper: whether this process hosts the store, and so must leave last.
@@ -181,7 +181,7 @@ class Groups:
 
         Args:
             name: name of the group, the same on all members, and never used before.
-            rank: this member.
+            rank: index of this member.
             size: number of members.
 
         Raises:

@@ -133,7 +133,7 @@ def share_vector(member: int, introductions: Sequence[str], like: Tensor, tell_a
     """Set up the memory of a vector; all members call it.
 
     Args:
-        member: this one.
+        member: index of this member.
         introductions: introductions of all members, as JSON.
         like: tensor with the size and dtype; on the CPU.
         tell_all: a round of words.
@@ -210,7 +210,7 @@ class KeptVectors:
 
         Args:
             name: identifier among all vectors of the run.
-            members: their global ranks.
+            members: global ranks of the members.
             like: tensor with the size and dtype, and on the first member the numbers to begin with.
             later: whether the others have it already.
         """

@@ -101,7 +101,7 @@ class Copies:
         return payload
 
     def mix(self, vector: Tensor, heard: Iterable[tuple[int, Tensor, float]]) -> None:
-        """Update the copies with the received differences, and move the vector towards the neighbors' copies, in place.
+        """Update the copies with the received differences, and move the vector toward the neighbors' copies, in place.
 
         Args:
             vector: parameters of this worker, `(size,)`.

@@ -268,7 +268,7 @@ def check_compressed(
     name = compressor.name
     if compressor.votes:
         raise RequestError(
-            f"{name} is a vote, which an optimiser on servers does not hold: use --strategy synchronous, or one_bit"
+            f"{name} is a vote, which an optimizer on servers does not hold: use --strategy synchronous, or one_bit"
         )
     if handling.aggregator.robust:
         raise RequestError(

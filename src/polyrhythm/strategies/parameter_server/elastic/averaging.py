@@ -136,7 +136,7 @@ class ElasticAveraging(WithServers, Remarks):
     """
 
     why_not_compressed: ClassVar[str] = (
-        "worker and centre move towards each other by one step, and each would know another part of it: use local_sgd"
+        "worker and center move toward each other by one step, and each would know another part of it: use local_sgd"
     )
 
     paper: ClassVar[Paper] = PAPER
@@ -431,7 +431,7 @@ def centre_session(workers: tuple[int, ...], rule: ElasticRule, pull: float = 1.
 
 
 class CentreRule(Rule):
-    """A shard of the center, which moves towards every worker's parameters, as these move towards it.
+    """A shard of the center, which moves toward every worker's parameters, as these move toward it.
 
     Its versions are exchanges; where workers exchange together, an exchange of all is one. A gradient's staleness is
     how many versions its worker had not heard of when the center heard of it.
@@ -559,8 +559,8 @@ def of_centre(after: int) -> Resharding:
     """Return how a center and its workers are resharded to `after` workers: remaining ones keep their own model."""
     return Resharding(
         after=after,
-        text="the centre stays, and {kept} workers keep their own parameters and optimisers",
-        newcomers="; {new} begin at the centre, without momentum",
+        text="the center stays, and {kept} workers keep their own parameters and optimizers",
+        newcomers="; {new} begin at the center, without momentum",
         workers=(StateField("*", "keep", "worker"),),
         servers=(STEPS, StateField("*", "keep", "server")),
         count=steps_of_servers,

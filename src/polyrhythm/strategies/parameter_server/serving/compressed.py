@@ -294,7 +294,7 @@ class CompressedSession(ServerSession):
             told = unpack_json(message.tensor)
             if not isinstance(told, dict) or _LAYOUT not in told:
                 raise RefusedMessage(
-                    Reason.MALFORMED, "an optimiser's plan arrived without the layout of its vector"
+                    Reason.MALFORMED, "an optimizer's plan arrived without the layout of its vector"
                 )
             layout = Layout.from_json(told.pop(_LAYOUT))
             replies = super().on_message(source, message._replace(tensor=pack_json(told)))

@@ -35,7 +35,7 @@ class PusherRegistry:
         spared_by: limiting rule, for an error's text.
 
     Attributes:
-        pushers: their ranks.
+        pushers: ranks of the pushers.
         numbers: numbers of the pushers, from 0, by rank.
         asking: ranks that wait for the first parameters.
         final: rank that has asked for the final parameters, or None.

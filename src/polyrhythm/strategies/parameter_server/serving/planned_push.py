@@ -93,7 +93,7 @@ def common_plan(pushes: Sequence[Planned], weights: Sequence[float]) -> Optimize
     """Return the plan of an update with several gradients: what has a gradient in one of them has one in it.
 
     Args:
-        pushes: their gradients.
+        pushes: pushed gradients.
         weights: weights of each; one without weight is ignored.
     """
     weighty = [push.plan for push, weight in zip(pushes, weights, strict=True) if weight > 0]

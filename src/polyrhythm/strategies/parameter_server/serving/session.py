@@ -628,7 +628,7 @@ class HeldGradients:
     Attributes:
         steps: number of each pusher's gradients that need not be pushed again: applied, held for good, or
             over.
-        left_out: those of these steps that were not applied.
+        left_out: steps among these that were not applied.
         entries: held gradients of each pusher, oldest first.
     """
 

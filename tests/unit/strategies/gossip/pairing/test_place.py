@@ -53,7 +53,7 @@ def test_a_star_asks_its_middle() -> None:
 
 
 def test_any_graph_keeps_a_path_between_all(tmp_path: Path) -> None:
-    """Numbers of one colour only are neighbours: colours go by the distance from worker 0."""
+    """Numbers of one color only are neighbors: colors go by the distance from worker 0."""
     path = tmp_path / "graph.txt"
     path.write_text("0 2\n2 4\n4 1\n1 3\n0 4\n")
     found = places(File(path=str(path)), 5)

@@ -1,4 +1,4 @@
-"""A worker's end of the centre, over a network that answers by hand."""
+"""A worker's end of the center, over a network that answers by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A centre by hand-written messages, without any network."""
+"""A center by hand-written messages, without any network."""
 
 from itertools import permutations
 
@@ -109,7 +109,7 @@ def test_together_all_differences_are_made_with_the_old_centre(order):
     given = {to: reply.tensor for to, reply in replies}
     for rank, vector in own.items():
         assert torch.equal(given[rank], 0.25 * (torch.tensor(vector) - START))
-    # beta = 3/4: a quarter of the old centre, three quarters of the mean
+    # beta = 3/4: a quarter of the old center, three quarters of the mean
     mean = sum(torch.tensor(vector) for vector in own.values()) / 3
     now = pulled(made).tensor
     torch.testing.assert_close(now, 0.25 * START + 0.75 * mean, rtol=0, atol=1e-6)
