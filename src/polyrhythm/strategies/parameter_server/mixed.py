@@ -638,7 +638,7 @@ class Models(GroupPart):
 
 
 class MixedWorker(WorkerPart, Logged, OverlapsBackward, SkipsSteps, Presents, CatchesUp, UsesServers):
-    """Continues with its group, whose contributions its first member pushes; the answers are shared.
+    """Continues with its group: the first member pushes its contributions, and shares the answers.
 
     A push is an entry of the group's log. The servers keep what has arrived of a group, so after a failure the next
     view's first member asks for that before it pushes again.
