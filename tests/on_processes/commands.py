@@ -128,6 +128,9 @@ class Started:
             told = stacks_of_children()
             self.end()
             raise AssertionError(f"{self.run.name} does not end: {self._said()}\n{told}") from None
+        except BaseException:  # such as a test's own limit
+            self.end()
+            raise
         return Result(status, self._out.read_text(), self._err.read_text())
 
     def end(self) -> None:

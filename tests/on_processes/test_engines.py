@@ -135,6 +135,7 @@ def test_a_host_with_another_version_is_named(tmp_path: Path, ssh: tuple[int, st
     assert "localhost has timm 0.0.1, and this host has" in finished(words, tmp_path).complaint
 
 
+@pytest.mark.timeout(400)  # a cluster, two runs and a replacement, one after the other
 def test_ray_makes_the_rank_of_a_lost_node_again_on_another(tmp_path: Path) -> None:
     from ray.cluster_utils import Cluster
 
