@@ -105,4 +105,5 @@ def _long() -> set[str]:
 @cache
 def _table() -> dict[str, list[str]]:
     rows = (line.split(" | ") for line in _text().splitlines())
-    return {row[0].strip(" `|"): re.findall("`([^`]+)`", row[1]) for row in rows if row[0].startswith("| `")}
+    files = [row for row in rows if re.match(r"\| `\w+/", row[0])]
+    return {row[0].strip(" `|"): re.findall("`([^`]+)`", row[1]) for row in files}

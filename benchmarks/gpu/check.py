@@ -14,6 +14,7 @@ With `--device cpu --quick` the same code runs without a GPU, as a test of the c
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import importlib.util
 import json
@@ -200,6 +201,7 @@ def apart(act: Any, arguments: Sequence[Any], limit_s: float) -> Any:
 
 def _in_child(pipe: Connection, act: Any, arguments: tuple[Any, ...]) -> None:
     os.setsid()
+    gc.freeze()  # objects of the parent's threads must not be destroyed here
     pipe.send_bytes(json.dumps(act(*arguments), default=str).encode())
 
 

@@ -39,7 +39,7 @@ class Seen:
 
 def test_synchronous_and_then_local_steps_is_post_local_sgd(tmp_path: Path) -> None:
     """Bit for bit: parameters, momenta, schedule, order of images and numbers of steps are handed over."""
-    options = {**JOB, "optimizer": "sgd(lr=0.1, momentum=0.9)"}
+    options = {**JOB, "optimizer": "sgd(lr=0.1, momentum=0.9)", "balance": "off"}
     staged = simulate(**options, strategy=STAGES.format("local_sgd(steps=4)"), out=tmp_path / "staged")
     other = simulate(**options, strategy="post_local_sgd(after=0.5, steps=4)", out=tmp_path / "other")
     assert staged.figures["parameters_sha256"] == other.figures["parameters_sha256"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,16 @@ def test_every_row_is_of_a_file_and_every_listed_strategy_is_one() -> None:
     folder = Path(sample.__file__).parent
     assert [file for file in sample._table() if not (folder / file).is_file()] == []
     assert set(sample._listed()) <= set(strategies())
+
+
+def test_long_tests_and_those_that_stand_for_them_exist() -> None:
+    tests = Path(sample.__file__).parent
+    defined = {
+        name for file in tests.rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    assert sample._long() <= defined
+    page = (tests / "sample.md").read_text().rpartition("\n\n")[2]
+    assert set(re.findall(r"`(test_\w+)`", page)) <= defined
 
 
 def test_each_test_has_a_case_in_the_sample_and_most_cases_of_large_ones_are_left_out() -> None:
