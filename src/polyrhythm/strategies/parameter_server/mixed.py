@@ -287,7 +287,8 @@ class ServersOfGroup:
         """Overwrite all members' flat vectors."""
         if self._link is not None:
             self.reached = self._link.pull()
-        self._share()
+        high, low = self._share(*divmod(self.reached, _EXACT))
+        self.reached = high * _EXACT + low
 
     def push(self, step: Step, learning_rate: float) -> bool:
         """Push the flat gradients, unless servers have that contribution; overwrite all members' flat vectors.
@@ -299,13 +300,15 @@ class ServersOfGroup:
         Returns:
             Whether all must stop.
         """
-        stop = False
+        stop, following = False, step.number + 1
         if self._link is not None and self.reached <= step.number:
             stop = self._link.push_and_pull(step, step.weight, learning_rate)
             self.reached = self._link.reached
         elif self._link is not None:
             self.reached = self._link.pull()
-        return self._share(stop)
+        stops, left_out = self._share(int(stop), max(0, self.reached - following))
+        self.reached = following + left_out
+        return stops > 0
 
     def leave(self) -> None:
         """Notify the servers that no contribution follows."""
@@ -320,15 +323,19 @@ class ServersOfGroup:
     def _made(self) -> PushPull:
         return PushPull(self._setting, self._plan, self._contributions)
 
-    def _share(self, stop: bool = False) -> bool:
+    def _share(self, *numbers: int) -> tuple[int, int]:
+        """Give all members the first one's parameters, and two numbers that their dtype holds; return these."""
         assert self.group is not None, "its members have met"
         whole = self._flat.vector_and_tail
         tail = whole[-TAIL:]
-        tail.copy_(tail.new_tensor([self.reached, float(stop)]))
+        tail.copy_(tail.new_tensor(numbers))
         self.group.broadcast(whole)
-        reached, anyone_stops = tail.tolist()
-        self.reached = int(reached)
-        return bool(anyone_stops)
+        first, second = (int(number) for number in tail.tolist())
+        return first, second
+
+
+_EXACT = 256
+"""All smaller whole numbers are exact in bfloat16."""
 
 
 class GroupPart:
