@@ -33,7 +33,7 @@ def failures_of(trial: Trial, drawn: range) -> tuple[Failure, ...]:
 _STRATEGIES = 8
 """If a test is run for more strategies, the sample has those that `sample.md` lists."""
 
-_CASES, _KEPT = 8, 4
+_CASES, _KEPT = 5, 4
 """If a test without processes has more cases, the sample has one of four of them, and so some of each test."""
 
 

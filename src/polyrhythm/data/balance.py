@@ -213,9 +213,8 @@ class Controller:
         self._small = _SMALL_CAREFUL if careful else _SMALL
         by_chance = _BY_CHANCE_CAREFUL if careful else _BY_CHANCE
         self._certainty = sqrt(2 * log(workers / by_chance))
-        self._outlier = (
-            self._certainty * sqrt(0.5) if careful else 0.0
-        )  # two in turn are as rare as one beyond it
+        # Two deviations in turn are as rare as one that is certain.
+        self._outlier = self._certainty * sqrt(0.5) if careful else 0.0
         self._careful = careful
         self._least = min(least, batch // workers)
         self._learns = not shapes
@@ -263,10 +262,8 @@ class Controller:
         error = max(noise * sqrt(part) for noise, part in zip(self._noise, self._variance, strict=True))
         sure = self._certainty * error
         self._since += 1
-        large, small = (
-            gain >= max(self._band, sure),
-            gain >= max(self._small, sure) and self._since >= self._rest,
-        )
+        large = gain >= max(self._band, sure)
+        small = gain >= max(self._small, sure) and self._since >= self._rest
         if wanted == self.sizes or not (too_large or large or small):
             return False
         self._rest = _REST if too_large or large else _LONGER * self._rest

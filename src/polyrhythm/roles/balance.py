@@ -477,9 +477,8 @@ class Balancer:
     def _measured(self) -> list[int]:
         """Return the measurements of this worker since the last time."""
         seconds, images, steps = self._seconds, float(self._images), self._steps
-        if (
-            self._balance.optional and steps > 1
-        ):  # as if the longest step, perhaps interrupted, were as the others
+        if self._balance.optional and steps > 1:
+            # The longest step, which may have been interrupted, counts as the mean of the others.
             longest_s, most = self._longest
             seconds, images = ((each / (steps - 1)) * steps for each in (seconds - longest_s, images - most))
         own = [round(seconds * _NS), round(images), steps, self.limit, self._cost_ns]
