@@ -1,15 +1,12 @@
 """What the default balance reaches, beside `off` and `measured`: one epoch each.
 
-    python benchmarks/uneven/auto.py [--seeds 3] [--only STRATEGY …] [--real [--epochs 1]]
+    python benchmarks/uneven/auto.py [--seeds 3] [--only STRATEGY …]
 
 Simulated: four workers on 1 Gb/s, one epoch of 60,000 small images in batches of 64 (235 steps), a step of 0.1 s with a
 spread of 5 %. One worker is slower by the factor of its column; `slows down`: it becomes three times slower after half
 of the even epoch. Seconds of virtual time, medians of seeds, and by what share `auto` takes longer than the better of
 the other two. *Noticed*: steps of the slowed worker until shares change, the most of all seeds. *Changes*: seeds in
 which `auto` changed the shares of even workers.
-
-`--real` trains `lenet5` on Fashion-MNIST with two processes, one of which has a third of its core, as
-[in_step.py](in_step.py) does it (root required).
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from in_step import trained
+from even import STRATEGIES
 
 from polyrhythm.api.simulate import simulate
 from polyrhythm.events import BatchesBalanced
@@ -38,14 +35,6 @@ inside: {latency_s: 2.0e-5, bandwidth_bytes_per_s: 4.0e9}
 step_time: log_normal(mean=0.1, sigma=0.05)
 """
 DATA = "synthetic(classes=10, size=28, channels=1, train=60000, test=10)"
-STRATEGIES = (
-    "synchronous",
-    "lazy_synchronous",
-    "parameter_server(consistency=synchronous)",
-    "local_sgd(steps=8)",
-    "ssp",
-    "mixed(replicas=2)",
-)
 CASES = {"even": 1, "2:1": 2, "3:1": 3, "5:1": 5, "slows down": 1}
 SLOWS_S = 12.0
 BALANCES = ("off", "measured", "auto")
@@ -120,21 +109,14 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=STRATEGIES)
-    parser.add_argument("--real", action="store_true", help="train on this machine instead")
-    parser.add_argument("--epochs", type=int, default=1, help="of real runs")
     asked = parser.parse_args()
     path = HERE / "auto.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
-    if asked.real:
-        kept["real"] = {balance: trained("synchronous", balance, 64, asked.epochs) for balance in BALANCES}
-        print(kept["real"])
-    else:
-        for strategy in asked.only:
-            kept.setdefault("simulated", {})[strategy] = row = simulated(strategy, asked.seeds)
-            for case, cell in row.items():
-                print(strategy, case, cell, flush=True)
-            path.write_text(json.dumps(kept, indent=1) + "\n")
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+    for strategy in asked.only:
+        kept.setdefault("simulated", {})[strategy] = row = simulated(strategy, asked.seeds)
+        for case, cell in row.items():
+            print(strategy, case, cell, flush=True)
+        path.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -56,12 +56,12 @@ class Exchanger(Generic[_Sums]):
     Args:
         workers: communicator of the first view.
         sums: sums over the workers of the first view.
-        met: see below.
+        met: callback after each measurement of the links, in the first and every later view; may be replaced.
 
     Attributes:
         log: log of the exchanges.
         workers: communicator of the current view.
-        members: indices of the view's workers among all workers of the run, in rank order.
+        members: indices of the view's workers in the first view, in rank order.
         sums: sums over the current view.
         keeps: whether contributions are kept; initially False.
         mixes: whether workers also exchange messages outside the log, in every step; see `attempt`.
@@ -72,7 +72,7 @@ class Exchanger(Generic[_Sums]):
         arrived: result of the started exchange, after it is merged and before it is used.
         handed: whether the latest result of a step was received from another worker; False after other exchanges.
         ended: whether the run of these workers is over, so that no pending exchange gets a result any more.
-        met: callback after each measurement of the links, in the first and every later view.
+        met: the given callback.
         recover: callback after a failed exchange; returns once the next view is agreed. None: failures are raised.
         recovers_from: function that returns whether that is possible after a failure.
         calls: function that returns whether this worker must trigger regrouping before its exchange, to admit a

@@ -197,8 +197,8 @@ class Mixed(WithServers, SizesBuckets):
         group = setting.workers.subgroup(f"replicas {number}", members)
         if isinstance(self.inside, AveragesGradients):
             mean = self.inside.gradient_mean(group, flat=setting.flat)
-            return MixedWorker(setting, Gradients(setting, group, mean))
-        return MixedWorker(setting, Models(setting, group, self.inside))
+            return Gradients(setting, group, mean)
+        return Models(setting, group, self.inside)
 
     def server(self, setting: ServerSetting) -> ServerPart:
         """Return the part of one server, to which groups talk through one member each."""
@@ -338,74 +338,110 @@ _EXACT = 256
 """All smaller whole numbers are exact in bfloat16."""
 
 
-class GroupPart:
-    """One member's side of what happens inside a group, between two answers of the servers.
+class MixedWorker(WorkerPart, Logged, OverlapsBackward, SkipsSteps, Presents, CatchesUp, UsesServers):
+    """Continues with its group: the first member pushes contributions, and shares the answers.
 
-    Attributes:
+    A push is an entry of the group's log. The servers keep what has arrived of a group, so after a failure the next
+    view's first member asks for that before it pushes again.
+
+    Args:
+        setting: setting of this member.
         exchanger: exchanges of the group's members, pushes included.
         plan: plan of the optimizer that the servers run.
         steps: steps of a contribution.
-        group: see `Logged`.
-        follows: optimizer of a user's own loop that its updates follow.
-        servers: the group's link with the servers; set by `MixedWorker`.
+
+    Attributes:
+        servers: the group's link with the servers.
     """
 
-    exchanger: Exchanger[Any]
-    plan: OptimizerPlan
-    steps = 1
-    group = 0
-    follows = Follows.NOTHING
-    servers: ServersOfGroup
+    writes = Writes.IN_STEP
+
+    def __init__(
+        self, setting: WorkerSetting, exchanger: Exchanger[Any], plan: OptimizerPlan, steps: int = 1
+    ) -> None:
+        super().__init__()
+        self.exchanger, self.total = exchanger, setting.steps
+        self.servers = ServersOfGroup(setting, plan, -(-(setting.steps or 0) // steps))
+        self._flat = setting.flat
+        self._leads_run = setting.workers.rank == 0
 
     def start(self, step: int) -> int:
-        """Begin with all members, at the servers' parameters; return the steps done."""
+        """Start from the servers' parameters: worker 0 hands them out, first members pull and share them."""
+        if self._leads_run:
+            self.servers.initialise()
+        self.servers.meet(self.exchanger.workers)
+        return self._begin_at_servers(step)
+
+    def _begin_at_servers(self, step: int) -> int:
+        """Begin with all members, at the servers' parameters or where they were saved; return the steps done."""
         raise NotImplementedError
 
     def begin(self, step: Step) -> None:
-        """Begin a step."""
+        pass
 
     def bucket_ready(self, bucket: int) -> None:
-        """Take note that the gradients of this bucket are final."""
-
-    def step(self, step: Step, learning_rate: float) -> bool:
-        """Take a step, and push a contribution, if it is time for that; return whether to stop."""
-        raise NotImplementedError
+        pass
 
     def next_step(self, step: int) -> int:
-        """Return the step after a completed one."""
         return step + 1
 
+    def settle(self) -> None:
+        pass
+
+    def present(self) -> Tensor | None:
+        return None
+
     @property
-    def is_behind(self) -> bool:
+    def _is_behind(self) -> bool:
         """Whether the servers may have newer parameters for members that are between two steps."""
         raise NotImplementedError
 
-    def refresh(self) -> None:
+    def _refresh(self) -> None:
         """Take note that the flat vector holds the servers' parameters."""
 
+    def catch_up(self) -> None:
+        """Take the newest parameters, the whole group together."""
+        if not self._is_behind:
+            return
+        flat, keeps = self._flat, self.exchanger.keeps
+
+        def run(_: Any, entry: int) -> Result:
+            self.servers.pull()
+            return Result(flat.vector.clone() if keeps else None, 1.0, False)
+
+        newest = self.exchanger.exchange(run, aside=NEWEST).vector
+        if newest is not None:
+            flat.vector.copy_(newest)
+        self._refresh()
+
     def end(self) -> None:
+        """Push the rest; first members leave, and rank 0 waits for the final parameters."""
+        if not self.exchanger.ended:
+            self._push_rest()
+        self.servers.leave()
+        if self._leads_run:
+            self.servers.pull_final()
+
+    def _push_rest(self) -> None:
         """Push what the servers have not received when training is complete."""
 
-    def present(self) -> Tensor | None:
-        """Return the group's model, `(size,)`, where it is not the flat vector."""
-        return None
+    def let_go(self) -> None:
+        self.servers.leave()
 
     def to_enter_with(self) -> State:
-        """See `Logged`."""
         return {}, {}
 
     def enter(self, state: State, step: int) -> None:
-        """See `Logged`."""
+        pass
 
-    def state(self) -> State:
-        """Return what a resumed member needs."""
-        return {}, {}
+    def come_in(self, joins: int) -> None:
+        if joins == MODELS:
+            self.present()
+        elif joins == NEWEST:
+            self.catch_up()
 
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned; called before `start`."""
 
-
-class Gradients(GroupPart):
+class Gradients(MixedWorker):
     """Every step is a contribution, the mean of the group's gradients, since the servers own the optimizer.
 
     Each view begins with the servers' parameters, and with the number of the group's contributions in them.
@@ -419,13 +455,11 @@ class Gradients(GroupPart):
     follows = Follows.PLAN
 
     def __init__(self, setting: WorkerSetting, group: Communicator, mean: GradientMean) -> None:
-        self.plan = setting.plan
-        self.exchanger = Exchanger(group, mean, self._met)
-        self._flat = setting.flat
+        super().__init__(setting, Exchanger(group, mean, self._met), setting.plan)
         self._kept = torch.empty(0)
         self._met_at: int | None = None
 
-    def start(self, step: int) -> int:
+    def _begin_at_servers(self, step: int) -> int:
         self.exchanger.prepare()
         return self.exchanger.since
 
@@ -441,7 +475,7 @@ class Gradients(GroupPart):
     def bucket_ready(self, bucket: int) -> None:
         self.exchanger.sums.start(bucket)
 
-    def step(self, step: Step, learning_rate: float) -> bool:
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         flat, keeps = self._flat, self.exchanger.keeps
         if keeps:
             if self._kept.shape != flat.gradients.shape:
@@ -467,7 +501,7 @@ class Gradients(GroupPart):
         return max(step + 1, self.servers.reached)
 
     @property
-    def is_behind(self) -> bool:
+    def _is_behind(self) -> bool:
         # Where sums are in place, members may have begun their view in different exchanges between the same steps.
         return self.exchanger.keeps or self._met_at != self.exchanger.since
 
@@ -498,7 +532,7 @@ _PLANNED = 4096
 _PART, _READ, _VECTOR = "part.", "read", "vector"
 
 
-class Models(GroupPart):
+class Models(MixedWorker):
     """Every round is a contribution: the workers follow another strategy, and their movement is for the servers.
 
         a round    members go from w to one model x, as the inside strategy has it, with the user's optimizer
@@ -518,34 +552,34 @@ class Models(GroupPart):
     """
 
     def __init__(self, setting: WorkerSetting, group: Communicator, inside: Strategy) -> None:
-        self.plan = OptimizerPlan("SGD", (Span(0, setting.flat.size, {"lr": 1.0}),), 1.0)
-        self.steps = inside.traits(group.size).exchange_every
-        self._flat = setting.flat
         part = inside.worker(replace(setting, workers=group))
         assert isinstance(part, RoundsWorker), "others are refused"
-        self._part = part
-        self.exchanger = part.exchanger
+        plan = OptimizerPlan("SGD", (Span(0, setting.flat.size, {"lr": 1.0}),), 1.0)
+        steps = inside.traits(group.size).exchange_every
+        super().__init__(setting, part.exchanger, plan, steps)
+        self._part, self._steps = part, steps
         self._met_inside, self.exchanger.met = part.exchanger.met, self._met
         self.group, self.follows = part.group, part.follows
         self._worker = setting.workers.rank
         self._read = torch.zeros_like(setting.flat.vector)
         self._done = 0
-        self._total = setting.steps
         self._has_begun = False
         self._stop_requested = False
         self._saved: State | None = None
         self.apart = False
 
-    def start(self, step: int) -> int:
+    def _begin_at_servers(self, step: int) -> int:
         shown, saved = self._flat.vector.clone(), self._saved
         # A member that was absent when it was written is given another's.
         mine = saved is not None and saved[1].get("worker", self._worker) == self._worker
-        mine = mine and saved is not None and saved[1]["apart"] and step // self.steps == self.servers.reached
+        mine = (
+            mine and saved is not None and saved[1]["apart"] and step // self._steps == self.servers.reached
+        )
         resumes = self._all_are_at(step, mine) and saved is not None
-        self._done = step if resumes else self.servers.reached * self.steps
+        self._done = step if resumes else self.servers.reached * self._steps
         self._part.start(self._done)
         self._flat.vector.copy_(shown)
-        self.refresh()
+        self._refresh()
         if resumes and saved is not None:
             self._flat.vector.copy_(saved[0][_VECTOR])
             self._read.copy_(saved[0][_READ])
@@ -562,29 +596,29 @@ class Models(GroupPart):
         if self._has_begun:
             self._flat.vector.copy_(own)
         else:  # no member has a state: a round that was in progress is lost, with all its members
-            self._done = self.servers.reached * self.steps
-            self._done = self._done if self._total is None else min(self._done, self._total)
+            self._done = self.servers.reached * self._steps
+            self._done = self._done if self.total is None else min(self._done, self.total)
             self._part.begin_at(self._done)
-            self.refresh()
+            self._refresh()
             self._has_begun = True
 
-    def step(self, step: Step, learning_rate: float) -> bool:
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Take a step; at the end of a round all members hold the same model, and push the way back from it."""
         if self.exchanger.since <= step.number:  # else this member joined at the push after the round's mean
             self._stop_requested |= self._part.gradients_ready(step, learning_rate)
         self._stop_requested |= step.stop
         self._done, self.apart = step.number + 1, True
-        return False if self._done % self.steps else self._push()
+        return False if self._done % self._steps else self._push()
 
     @property
-    def is_behind(self) -> bool:
+    def _is_behind(self) -> bool:
         return not self.apart
 
-    def refresh(self) -> None:
+    def _refresh(self) -> None:
         self._read.copy_(self._flat.vector)
         self.apart = False
 
-    def end(self) -> None:
+    def _push_rest(self) -> None:
         if self.apart:
             self._part.settle()
             self._part.end()
@@ -594,7 +628,7 @@ class Models(GroupPart):
         return self._part.present()
 
     def _push(self) -> bool:
-        flat, number = self._flat, (self._done - 1) // self.steps
+        flat, number = self._flat, (self._done - 1) // self._steps
         way_back, stops = self._read - flat.vector, self._stop_requested
 
         def run(_: Any, entry: int) -> Result:
@@ -607,7 +641,7 @@ class Models(GroupPart):
         assert vector is not None, "servers have answered"
         flat.vector.copy_(vector)
         self._stop_requested = False
-        self.refresh()
+        self._refresh()
         return stop
 
     def to_enter_with(self) -> State:
@@ -642,95 +676,6 @@ class Models(GroupPart):
         group.all_reduce(told)
         count, steps, squares = told.tolist()
         return bool(count == group.size and group.size * squares == steps * steps)
-
-
-class MixedWorker(WorkerPart, Logged, OverlapsBackward, SkipsSteps, Presents, CatchesUp, UsesServers):
-    """Continues with its group: the first member pushes its contributions, and shares the answers.
-
-    A push is an entry of the group's log. The servers keep what has arrived of a group, so after a failure the next
-    view's first member asks for that before it pushes again.
-    """
-
-    writes = Writes.IN_STEP
-
-    def __init__(self, setting: WorkerSetting, inside: GroupPart) -> None:
-        super().__init__()
-        self._flat = setting.flat
-        self._inside = inside
-        self.exchanger, self.group, self.follows = inside.exchanger, inside.group, inside.follows
-        self.total = setting.steps
-        self._leads_run = setting.workers.rank == 0
-        self._servers = ServersOfGroup(setting, inside.plan, -(-(setting.steps or 0) // inside.steps))
-        inside.servers = self._servers
-
-    def start(self, step: int) -> int:
-        """Start from the servers' parameters: worker 0 hands them out, first members pull and share them."""
-        if self._leads_run:
-            self._servers.initialise()
-        self._servers.meet(self.exchanger.workers)
-        return self._inside.start(step)
-
-    def begin(self, step: Step) -> None:
-        self._inside.begin(step)
-
-    def bucket_ready(self, bucket: int) -> None:
-        self._inside.bucket_ready(bucket)
-
-    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        return self._inside.step(step, learning_rate)
-
-    def next_step(self, step: int) -> int:
-        return self._inside.next_step(step)
-
-    def settle(self) -> None:
-        pass
-
-    def present(self) -> Tensor | None:
-        return self._inside.present()
-
-    def catch_up(self) -> None:
-        """Take the newest parameters, the whole group together."""
-        if not self._inside.is_behind:
-            return
-        flat, keeps = self._flat, self.exchanger.keeps
-
-        def run(_: Any, entry: int) -> Result:
-            self._servers.pull()
-            return Result(flat.vector.clone() if keeps else None, 1.0, False)
-
-        newest = self.exchanger.exchange(run, aside=NEWEST).vector
-        if newest is not None:
-            flat.vector.copy_(newest)
-        self._inside.refresh()
-
-    def end(self) -> None:
-        """Push the rest; first members leave, and rank 0 waits for the final parameters."""
-        if not self.exchanger.ended:
-            self._inside.end()
-        self._servers.leave()
-        if self._leads_run:
-            self._servers.pull_final()
-
-    def let_go(self) -> None:
-        self._servers.leave()
-
-    def to_enter_with(self) -> State:
-        return self._inside.to_enter_with()
-
-    def enter(self, state: State, step: int) -> None:
-        self._inside.enter(state, step)
-
-    def come_in(self, joins: int) -> None:
-        if joins == MODELS:
-            self._inside.present()
-        elif joins == NEWEST:
-            self.catch_up()
-
-    def state(self) -> State:
-        return self._inside.state()
-
-    def load_state(self, state: State) -> None:
-        self._inside.load_state(state)
 
 
 def groups_of_rounds(servers: Resharding, inside: Resharding) -> Resharding:

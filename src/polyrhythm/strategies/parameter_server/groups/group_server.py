@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from polyrhythm.communication.control_message import VIEW_TAG, ControlMessage, MembershipView, StepBroken
-from polyrhythm.communication.log import Report, form
+from polyrhythm.communication.log import Formed, Report, form
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
@@ -81,6 +81,9 @@ class GroupSteps:
     def of(cls, message: Message) -> GroupSteps:
         """Read what `message` packed."""
         return cls(message.version, message.step)
+
+
+_NOBODY = -1
 
 
 class Roster:
@@ -170,9 +173,10 @@ class Roster:
             self._entering, Report()
         )
         of = {rank: self._everyone.index(rank) for rank in reports}
-        formed = form({of[rank]: report for rank, report in reports.items()})
-        newest = Report() if formed is None else reports[self._everyone[formed.newest]]
-        if formed is not None and self._steps > 1:
+        nobody = Formed((), _NOBODY)
+        formed = form({of[rank]: report for rank, report in reports.items()}) or nobody
+        newest = Report() if formed is nobody else reports[self._everyone[formed.newest]]
+        if self._steps > 1:
             self._note_missed(newest)
         self.ranks = (*self._staying, *sorted(self._entering))
         self._generations |= self._entering
@@ -186,11 +190,9 @@ class Roster:
             generations=tuple(self._generations[rank] for rank in self.ranks),
             step=newest.steps,
             over=newest.over,
-            begins=0 if formed is None else formed.begins,
-            gives=() if formed is None else tuple((first + a, first + b) for a, b in formed.gives),
-            hands=()
-            if formed is None
-            else tuple((entry, first + a, first + b) for entry, a, b in formed.hands),
+            begins=formed.begins,
+            gives=tuple((first + giver, first + taker) for giver, taker in formed.gives),
+            hands=tuple((entry, first + giver, first + taker) for entry, giver, taker in formed.hands),
         )
 
     def dismiss(self) -> list[int]:
@@ -227,7 +229,6 @@ class Roster:
 
 
 _PUSH, _PULL, _LEAVE = Kind.PUSH, Kind.PULL, Kind.LEAVE
-_NOBODY = -1
 
 
 class GroupServer(CountsLatestStaleness):
