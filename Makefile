@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SUITE := PATH="$(CURDIR)/$(BIN):$$PATH" scripts/run_tests
-.PHONY: demo compare test test-all test-portable check bench docs site clean
+.PHONY: demo compare test test-all test-portable check bench papers docs site clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/polyrhythm train recipes/demo.yaml
@@ -28,6 +28,18 @@ check: $(VENV)/.development
 
 bench: $(VENV)/.development
 	$(BIN)/python benchmarks/short.py
+
+# Pages of the founding papers in virtual time.
+papers: $(VENV)/.development
+	$(BIN)/python benchmarks/bsc-tables/throughput.py --seconds 1000 --out benchmarks/bsc-tables
+	$(BIN)/python benchmarks/bsc-tables/convergence.py --out benchmarks/bsc-tables
+	$(BIN)/python benchmarks/bsc-tables/by_verb.py --out benchmarks/bsc-tables
+	$(BIN)/python benchmarks/bsc-tables/figures.py --out benchmarks/bsc-tables
+	$(BIN)/python benchmarks/bsc-tables/rates.py --out benchmarks/bsc-tables
+	$(BIN)/python benchmarks/ut-austin/measure.py --seeds 2 --out benchmarks/ut-austin
+	$(BIN)/python benchmarks/ut-austin/prices.py --out benchmarks/ut-austin
+	$(BIN)/python benchmarks/ut-austin/figure16.py --out benchmarks/ut-austin
+	$(BIN)/python benchmarks/deep-image/scaling.py --readings --out benchmarks/deep-image
 
 site: $(VENV)/.development
 	$(BIN)/python scripts/build_site.py

@@ -5,7 +5,7 @@
                       │   windows    │                    their second step: until then all are still in phase
                     begin           end
 
-A run ends by itself: worker 0 wishes to stop once it has taken steps for so many seconds, and everybody hears of it.
+A run ends by itself: worker 0 wishes to stop once it has taken steps for so many seconds, and all_peers hears of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.run import program_of
-from polyrhythm.simulation.simulated_run import modelled_run
+from polyrhythm.simulation.simulated_run import modeled_run
 
 WINDOWS = 5
 IN_PHASE = 0.25
@@ -86,7 +86,7 @@ def simulated_times(layout: Layout, dry_run: DryRun, seconds: float) -> list[lis
         dry_run: of endless steps.
         seconds: virtual ones, after which worker 0 wishes to stop.
     """
-    stage = modelled_run(layout, program_of(dry_run), lambda event: None, seed=dry_run.seed)
+    stage = modeled_run(layout, program_of(dry_run), lambda event: None, seed=dry_run.seed)
     plain, marks = stage.draws, {}
 
     def marked(rank: int) -> Draw:

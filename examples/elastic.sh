@@ -7,7 +7,7 @@
 set -euo pipefail
 out=${1:-runs/elastic}
 mkdir -p "$(dirname "$out")"
-port=$((20000 + RANDOM % 20000))
+port=$((20000 + RANDOM % 12000)) # below those that the system gives to outgoing connections
 start() { # one torchrun a machine
   torchrun --nnodes 2 --node-rank "$1" --nproc-per-node 1 --max-restarts 3 \
     --monitor-interval 0.1 --rdzv-backend c10d --rdzv-endpoint "localhost:$port" --rdzv-id elastic \

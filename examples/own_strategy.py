@@ -1,4 +1,4 @@
-"""A strategy of your own in thirty lines: workers average their gradients at every other step, and step alone between.
+"""A strategy of your own in forty lines: workers step alone, and average their models after every other step.
 
     python examples/own_strategy.py
 
@@ -8,44 +8,62 @@ What it may declare and do besides: docs/tutorials/own-strategy.md.
 from __future__ import annotations
 
 import tempfile
-from typing import Any
+from typing import Any, ClassVar
+
+from torch import Tensor
 
 import polyrhythm
-from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.communication.collectives.library import Library
+from polyrhythm.communication.exchanger import Exchanger
+from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
+from polyrhythm.strategies.fault_policy import FaultPolicy
+from polyrhythm.strategies.state import MEAN, Part, StateField
+from polyrhythm.strategies.strategy import Strategy, Traits
+from polyrhythm.strategies.worker_part import Logged, WorkerPart
+
+
+class EveryOtherWorker(Logged):
+    """One worker."""
+
+    fields = (
+        StateField("vector", Tensor, MEAN, at="_flat.vector"),
+        StateField("optimizer", Part, MEAN),
+    )
+
+    def __init__(self, setting: Any, strategy: Strategy) -> None:
+        super().__init__()
+        self._flat = setting.flat
+        self._optimizer = setting.plan.build(setting.flat.vector)
+        self.exchanger = Exchanger(setting.workers, ModelMean(setting.workers, setting.flat, Library()))
+        self.exchanger.keeps = True  # contributions, to repeat a broken exchange with the survivors
+
+    def start(self, step: int) -> int:
+        if step == 0:
+            self.exchanger.workers.broadcast(self._flat.vector)
+        self.exchanger.since = step - step % 2
+        self.exchanger.prepare()
+        return step
+
+    def gradients_ready(self, step: Any, learning_rate: float) -> bool:
+        self._optimizer.step(self._flat.gradients, learning_rate)
+        if step.number % 2 == 0:
+            return False
+        mean = self.exchanger.exchange(lambda models, number: models.take(step.stop))
+        self._flat.vector.copy_(mean.vector)
+        self.exchanger.since = step.number + 1
+        return bool(mean.stop)
 
 
 class EveryOther(Strategy):
     """The configuration; its fields would be the keys of its spec."""
 
-    def worker(self, setting: Any) -> WorkerPart:
-        return EveryOtherWorker(setting)
+    part: ClassVar[type[WorkerPart]] = EveryOtherWorker
 
+    def traits(self, workers: int) -> Traits:
+        return Traits(local_models=workers > 1, exchange_every=2)
 
-class EveryOtherWorker(WorkerPart):
-    """What a worker does with its gradients."""
-
-    def __init__(self, setting: Any) -> None:
-        super().__init__()
-        self._workers, self._flat = setting.workers, setting.flat
-        self._optimizer = setting.plan.build(setting.flat.vector)
-
-    def start(self, step: int) -> int:
-        self._workers.broadcast(self._flat.vector)
-        return step
-
-    def gradients_ready(self, step: Any, learning_rate: float) -> bool:
-        if step.number % 2 == 0:
-            self._workers.all_reduce(self._flat.gradients)
-            self._flat.gradients /= self._workers.size
-        self._optimizer.step(self._flat.gradients, learning_rate)
-        return False
-
-    def state(self) -> Any:
-        return self._optimizer.state()
-
-    def load_state(self, state: Any) -> None:
-        self._optimizer.load_state(*state)
+    def faults(self, workers: int) -> FaultPolicy:
+        return FaultPolicy.regrouping(workers)
 
 
 def main() -> None:

@@ -34,8 +34,9 @@ _DEATHS = "TEST_DEATHS_FOLDER"
 _FOR_PYTHON_S = 300.0
 """After which a test's process ends: pytest-timeout ends all that can be interrupted, which compiled code cannot."""
 _NOT_OURS = ("_pytest", "pluggy", "xdist", "execnet")
-settings.register_profile("any load", deadline=None)
-settings.load_profile("any load")
+settings.register_profile("explore", deadline=None)
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
 _deaths = pytest.StashKey[int]()  # where stacks are written
 
 
@@ -72,6 +73,13 @@ def _rounding(request: pytest.FixtureRequest) -> Iterator[None]:
     products = request.config.getoption("--round-by-address")
     with rounding_by_address(products == "matrices") if products else nullcontext():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _blocked_signals() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before, "later tests' processes would inherit them"
 
 
 @pytest.hookimpl(trylast=True)  # after pytest's own, which would write into the middle of the output

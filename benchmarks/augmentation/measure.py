@@ -20,7 +20,7 @@ from polyrhythm.data.seeding import sample_keys
 from polyrhythm.models.create import define_missing_operators
 
 PEERS = ("torchvision", "torchvision-batch", "kornia")
-CHAIN = "colour_casting; rotation(strength=15); stretching(strength=0.2); flip"
+CHAIN = "color_casting; rotation(strength=15); stretching(strength=0.2); flip"
 
 
 def theirs() -> Callable[[torch.Tensor], torch.Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections import deque
@@ -20,7 +21,7 @@ import torch
 
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
-from polyrhythm.events import Event, WorkerProgress
+from polyrhythm.events import Evaluated, Event, WorkerProgress
 from polyrhythm.roles.job import CheckpointConfig
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import open_cluster
@@ -31,6 +32,7 @@ SERVERS = {1: 1, 2: 1, 4: 3, 8: 7}
 """By nodes, as in their table 2; they say nothing of servers on 1 node, which needs none."""
 
 PAPER_SPEEDUPS = {1: 1.00, 2: 1.69, 4: 2.80, 8: 4.73}
+PAPER_TOP1 = {1: 0.228, 2: 0.217, 4: 0.202, 8: 0.217}
 WINDOW = 40
 """Steps of all workers whose mean training loss must be down to the target."""
 
@@ -40,14 +42,15 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Reached:
-    """What it took until the loss was there: steps of all workers, and virtual seconds."""
+    """What it took until the loss was there: steps of all workers, virtual seconds, and top-1 of the last test."""
 
     steps: int
     seconds: float
+    top1: float
 
 
 class Watch:
-    """Follows the training loss of all workers' steps, and wishes to stop when it is down to the target.
+    """Watches the training loss of all workers' steps, and wishes to stop when it is down to the target.
 
     Attributes:
         stop: the wish.
@@ -60,14 +63,17 @@ class Watch:
         self._target = loss
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._steps = 0
+        self._top1 = math.nan
 
     def on_event(self, event: Event) -> None:
+        if isinstance(event, Evaluated) and self.reached is None:
+            self._top1 = event.test_top1
         if not isinstance(event, WorkerProgress) or self.reached is not None:
             return
         self._steps += event.steps
         self._losses.extend([event.loss] * event.steps)
         if len(self._losses) == WINDOW and statistics.mean(self._losses) <= self._target:
-            self.reached = Reached(self._steps, event.time_s)
+            self.reached = Reached(self._steps, event.time_s, self._top1)
             self.stop.request()
 
 
@@ -101,13 +107,16 @@ def row(nodes: int, found: list[Reached], alone: list[Reached]) -> dict[str, obj
         "seconds": statistics.mean(seconds),
         "speedup": statistics.mean(entry.seconds for entry in alone) / statistics.mean(seconds),
         "paper_speedup": PAPER_SPEEDUPS[nodes],
+        "top1": statistics.mean(entry.top1 for entry in found),
+        "top1_deviation": statistics.stdev(entry.top1 for entry in found) if len(found) > 1 else 0.0,
+        "paper_top1": PAPER_TOP1[nodes],
         "trials": [asdict(entry) for entry in found],
     }
 
 
 HEAD = (
-    "| nodes | steps to the loss (mean ± deviation) | virtual seconds | speed-up | paper's speed-up |\n"
-    "|---|---|---|---|---|"
+    "| nodes | steps to the loss (mean ± deviation) | virtual seconds | speed-up | paper's speed-up "
+    "| top-1 of the last test before | paper's final top-1 |\n|---|---|---|---|---|---|---|"
 )
 
 
@@ -115,7 +124,8 @@ def line(entry: dict[str, object]) -> str:
     """A row as Markdown."""
     return (
         f"| {entry['nodes']} | {entry['steps']:.0f} ± {entry['steps_deviation']:.0f} | {entry['seconds']:.0f} "
-        f"| {entry['speedup']:.2f} | {entry['paper_speedup']:.2f} |"
+        f"| {entry['speedup']:.2f} | {entry['paper_speedup']:.2f} "
+        f"| {100 * entry['top1']:.1f} ± {100 * entry['top1_deviation']:.1f} % | {100 * entry['paper_top1']:.1f} % |"
     )
 
 

@@ -1,10 +1,10 @@
-"""Figures 1, 2a, 2b and 3 of Campos et al., ICCS 2017, out of the simulator, and small ones of real runs.
+"""Figures 1, 2a, 2b and 3 of Campos et al., ICCS 2017, out of the simulator.
 
-    python benchmarks/bsc-tables/figures.py [--steps 60] [--real] [--out benchmarks/bsc-tables]
+    python benchmarks/bsc-tables/figures.py [--steps 60] [--out benchmarks/bsc-tables]
 
 Figures 1 and 2 are dry runs of ResNet-50 on `bsc` and `bsc_gpus`, which were told two rates: 124.18 images/s of one
 node, and 292.22 of four with one server. Figure 3 trains the `mlp` on `digits` with real gradients on `bsc`, as
-`convergence.py` does. `--real` trains the same network with one and two processes of this machine.
+`convergence.py` does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,13 +22,12 @@ from by_verb import PAPER, images_per_s, options_of
 from convergence import SERVERS, WINDOW
 
 from paper_figures import bars, curve, figure, write
-from polyrhythm import simulate, train
+from polyrhythm import simulate
 from polyrhythm.events import WorkerProgress
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
 
 SETUPS = ((1, 0), (2, 1), (4, 1), (4, 2), (4, 3), (8, 1), (8, 3), (8, 7))
 DEDICATED = ((4, 1), (4, 2), (4, 3))
-REAL_STEPS = 600
 LEARNT = {
     "data": "digits",
     "model": "mlp",
@@ -53,11 +51,12 @@ def set_ups(steps: int) -> list[tuple[str, float, float | None]]:
     found = []
     for nodes, servers in SETUPS:
         name = f"{nodes} nodes, {servers} servers" if servers else "1 node"
-        found.append((name, images_per_s(options_of(nodes, servers, 1), steps), PAPER.get((nodes, servers))))
+        found.append(
+            (name, images_per_s(options_of(nodes, servers, 1), steps), PAPER.get((nodes, servers, False)))
+        )
     for workers, servers in DEDICATED:
-        options = options_of(workers, servers, 1)
-        options["strategy"] = f"mixed(replicas=1, servers={servers}, placement=dedicated)"
-        told = 396.62 if (workers, servers) == (4, 3) else None
+        options = options_of(workers, servers, 1, dedicated=True)
+        told = PAPER.get((workers, servers, True))
         found.append((f"{workers} + {servers} nodes", images_per_s(options, steps), told))
     return found
 
@@ -92,36 +91,11 @@ def loss_over_time(folder: Path) -> dict[int, list[tuple[float, float]]]:
     return found
 
 
-def real(folder: Path) -> dict[int, tuple[float, list[tuple[float, float]]]]:
-    """Trains with one and two processes of this machine; gives images a second, and the training loss over seconds."""
-    found = {}
-    for workers in (1, 2):
-        run = folder / f"real-{workers}"
-        options: dict[str, Any] = {
-            **LEARNT,
-            "data": "fashion-mnist",
-            "model": "lenet5",
-            "optimizer": "sgd(lr=0.05)",
-        }
-        done = train(
-            strategy="synchronous",
-            workers=workers,
-            updates=REAL_STEPS,
-            out=run,
-            start_method="fork",
-            **options,
-        )
-        assert done is not None
-        found[workers] = float(done.figures["images_per_s"]), losses(run)
-    return found
-
-
 def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("--steps", type=int, default=60)
-    options.add_argument("--real", action="store_true")
     options.add_argument("--out", type=Path, default=None)
     chosen = options.parse_args()
     inside = inside_a_node(chosen.steps)
@@ -135,19 +109,13 @@ def main() -> None:
     nodes = [(1, "1 node"), (2, "2 nodes, 1 servers"), (4, "4 nodes, 3 servers"), (8, "8 nodes, 7 servers")]
     with tempfile.TemporaryDirectory() as folder:
         fallen = loss_over_time(Path(folder))
-        measured = real(Path(folder)) if chosen.real else {}
     lines += ["", "| nodes | virtual seconds to a training loss of 0.5 | 0.2 |", "|---|---|---|"]
     for count, points in fallen.items():
         first = [
             next((seconds for seconds, loss in points if loss <= goal), float("nan")) for goal in (0.5, 0.2)
         ]
         lines.append(f"| {count} | {first[0]:.0f} | {first[1]:.0f} |")
-    if measured:
-        lines += ["", "| real processes | images/s | speed-up |", "|---|---|---|"]
-        lines += [
-            f"| {count} | {rate:.0f} | {rate / measured[1][0]:.2f} |" for count, (rate, _) in measured.items()
-        ]
-    print("\n".join(lines[-12:]), flush=True)
+    print("\n".join(lines[-7:]), flush=True)
     if chosen.out is None:
         return
     drawn = [
@@ -195,18 +163,6 @@ def main() -> None:
             "training loss",
         ),
     ]
-    if measured:
-        drawn.append(
-            figure(
-                "Figure 3 real",
-                [
-                    curve(f"{count} process{'es' * (count != 1)}", points, index, marks=False)
-                    for index, (count, (_, points)) in enumerate(measured.items())
-                ],
-                "seconds",
-                "training loss",
-            )
-        )
     write(chosen.out, "figures", drawn, {"torch": torch.__version__}, "\n".join(lines))
 
 

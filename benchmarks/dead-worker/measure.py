@@ -1,6 +1,7 @@
 """What does a dead worker cost? Three workers, one of them killed with SIGKILL; medians over kills.
 
     python benchmarks/dead-worker/measure.py [--only NAME …] [--kills 3] [--torchft-python PYTHON]
+        [--hivemind-python PYTHON]
     python benchmarks/dead-worker/measure.py --chart        only draws chart.svg from results.json
 
 Every result is written to results.json as it comes; rows of other peers in it are kept.
@@ -34,7 +35,7 @@ import torch
 HERE = Path(__file__).parent
 RESULTS, CHART = HERE / "results.json", HERE / "chart.svg"
 KILLED = 1
-LONGEST_S = 180.0
+LONGEST_S = 300.0
 TORCHRUN = ["-m", "torch.distributed.run"]
 NAMES = {
     "train": "polyrhythm train",
@@ -43,7 +44,11 @@ NAMES = {
     "ddp_epoch": "torchrun, checkpoint every epoch",
     "torchft": "torchft, README settings",
     "torchft_1s": "torchft, heartbeat timeout 1 s",
+    "ray": "Ray Train, checkpoint every epoch",
+    "hivemind": "Hivemind, quickstart settings",
 }
+UNTIL = 'until "$0" "$@"; do :; done'
+"""Restarts a process that failed, where a peer has no launcher that would."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,14 @@ def commands(name: str, folder: Path, python: str) -> list[tuple[list[str], dict
         place = ["--standalone", "--nproc-per-node", str(job.WORKERS)]
         script = [str(HERE / "ddp.py"), str(folder), every]
         return [([here, *TORCHRUN, *restarts, *place, *script], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})]
+    if name == "ray":
+        return [([here, str(HERE / "ray_loop.py"), str(folder)], {"PYTHONPATH": with_path(HERE)})]
+    if name == "hivemind":
+        loop = [python, str(HERE / "hivemind_loop.py"), str(folder)]
+        peers = [
+            (["bash", "-c", UNTIL, *loop], {"REPLICA_GROUP_ID": str(rank)}) for rank in range(job.WORKERS)
+        ]
+        return [([*loop, "--first"], {}), *peers]
     port = free_port()
     beat = ["--heartbeat_timeout_ms", "1000"] if name == "torchft_1s" else []
     lighthouse = [str(Path(python).with_name("torchft_lighthouse")), "--bind", f"127.0.0.1:{port}"]
@@ -102,6 +115,11 @@ def commands(name: str, folder: Path, python: str) -> list[tuple[list[str], dict
             ([python, *TORCHRUN, *restarts, *place, str(HERE / "torchft_loop.py"), str(folder)], given)
         )
     return found
+
+
+def with_path(folder: Path) -> str:
+    """Return the search path of this process with a folder in front."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @contextmanager
@@ -118,10 +136,10 @@ def started(name: str, folder: Path, python: str) -> Iterator[list[subprocess.Po
         yield processes
     finally:
         for process in processes:
-            if process.poll() is None:
+            with suppress(ProcessLookupError):  # of one that has ended, processes that it started may be left
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        for file in folder.glob("*-*"):  # workers of a torchrun that was killed have sessions of their own
+            process.wait()
+        for file in folder.glob("*-*"):  # workers of a launcher that was killed have sessions of their own
             pid = file.name.partition("-")[2]
             with suppress(FileNotFoundError, ProcessLookupError):
                 if str(folder) in Path(f"/proc/{pid}/cmdline").read_text():
@@ -146,7 +164,7 @@ def one_kill(name: str, at_step: int, python: str) -> dict[str, float]:
         folder.mkdir()
         with started(name, folder, python) as processes:
             deadline = time.monotonic() + LONGEST_S
-            workers = processes[1:] if name.startswith("torchft") else processes
+            workers = processes[1:] if name.startswith(("torchft", "hivemind")) else processes
             while steps_of(folder, KILLED, 1 if name == "train" else 2) < at_step:
                 time.sleep(0.01)
                 assert any(each.poll() is None for each in workers), words_of(folder)
@@ -158,7 +176,10 @@ def one_kill(name: str, at_step: int, python: str) -> dict[str, float]:
                 time.sleep(0.1)
                 assert time.monotonic() < deadline, words_of(folder)
             assert len(list(folder.glob(f"{KILLED}-*"))) > 1, f"no replacement:\n{words_of(folder)}"
-            return cost(folder, victim, killed_s)
+            found = cost(folder, victim, killed_s)
+            if name == "hivemind":  # peers draw images independently
+                del found["images"]
+            return found
 
 
 def cost(folder: Path, victim: Path, killed_s: float) -> dict[str, float]:
@@ -241,7 +262,8 @@ def chart(rows: list[dict[str, Any]]) -> str:
             f"{NAMES[row['name']]}</text>"
         )
         own = row["name"] in ("train", "own_loop")
-        notes = (f"{row['gap_s']:.1f} s", f"{row['again_s']:.1f} s, {row['images']:,.0f} images")
+        images = f", {row['images']:,.0f} images" if "images" in row else ""
+        notes = (f"{row['gap_s']:.1f} s", f"{row['again_s']:.1f} s{images}")
         colors = ("#2f6fb0", "#a8c5e4") if own else ("#6b7686", "#c3cad4")
         for line, (seconds, note, fill) in enumerate(
             zip((row["gap_s"], row["again_s"]), notes, colors, strict=True)
@@ -263,16 +285,16 @@ def main() -> None:
     options.add_argument("--only", nargs="*", choices=NAMES, default=list(NAMES))
     options.add_argument("--kills", type=int, default=3)
     options.add_argument("--torchft-python", default=sys.executable, help="a Python with torchft")
+    options.add_argument("--hivemind-python", default=sys.executable, help="a Python with Hivemind")
     options.add_argument("--chart", action="store_true")
     chosen = options.parse_args()
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": []}
     rows = {row["name"]: row for row in known["rows"]}
     for name in [] if chosen.chart else chosen.only:
-        rows[name] = row = measure(name, chosen.kills, chosen.torchft_python)
-        print(
-            f"| {NAMES[name]} | {row['gap_s']:.1f} s | {row['again_s']:.1f} s | {row['images']:,.0f} |",
-            flush=True,
-        )
+        python = chosen.hivemind_python if name == "hivemind" else chosen.torchft_python
+        rows[name] = row = measure(name, chosen.kills, python)
+        images = f"{row['images']:,.0f}" if "images" in row else "–"
+        print(f"| {NAMES[name]} | {row['gap_s']:.1f} s | {row['again_s']:.1f} s | {images} |", flush=True)
         facts = {"torch": torch.__version__, "rows": [rows[each] for each in NAMES if each in rows]}
         RESULTS.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     CHART.write_text(chart(list(rows.values())), encoding="utf-8")

@@ -22,4 +22,4 @@ with polyrhythm.join("synchronous", threads=1) as group:
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
-            diary.write(1, images)
+            diary.write(1, images if shard.weight else images[:0])  # a repeated batch does not count

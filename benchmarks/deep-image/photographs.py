@@ -41,7 +41,7 @@ from polyrhythm.reporting.pages.plots import Plot, write_plots
 
 AUGMENT = (
     "flip; lens_distortion(probability=0.5); stretching(probability=0.5); rotation(probability=0.5); "
-    "colour_casting; vignetting"
+    "color_casting; vignetting"
 )
 """That of recipes/deep_image_256.yaml."""
 LEFT = 0.55  # of the width is for training

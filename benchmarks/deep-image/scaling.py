@@ -1,12 +1,12 @@
 """Figures 2 to 4 of Wu et al., "Deep Image", arXiv 1501.02876, out of the simulator.
 
-    python benchmarks/deep-image/scaling.py [--share 0.5] [--readings] [--seeds 3] [--jobs 2] [--out DIR]
+    python benchmarks/deep-image/scaling.py [--calibrate] [--readings] [--seeds 3] [--jobs 2] [--out DIR]
 
-Told to the simulator: their machines (`deep_image`), a network of 8 convolutional and 3 fully connected layers
-(`vgg11`; they do not name their widths), and a share of the GPUs' peak. A node's four GPUs are one worker, and what
-they exchange among themselves costs nothing. One number is calibrated: what a node's InfiniBand carries, so that 64
-GPUs with a mini-batch of 1024 are 47 times as fast as one. All else is predicted: hybrid against data parallelism
-(figure 2), other numbers of GPUs and other mini-batches (figure 3), and the time to 80 % (figure 4).
+Told to the simulator: the ready cluster `deep_image`, and a network of 8 convolutional and 3 fully connected layers
+(`vgg11`; they do not name their widths). A node's four GPUs are one worker, and what they exchange among themselves
+costs nothing. One number of the cluster is calibrated, and `--calibrate` finds it again: what a node's InfiniBand
+carries, so that 64 GPUs with a mini-batch of 1024 are 47 times as fast as one. All else is predicted: hybrid against
+data parallelism (figure 2), other numbers of GPUs and other mini-batches (figure 3), and the time to 80 % (figure 4).
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ MODEL, DATA = "vgg11", "synthetic(classes=1000, size=224)"
 GPUS = (4, 8, 16, 32, 64)
 A_NODE = 4
 BATCHES = (256, 512, 1024)
-PEAK = 4.29e12 / 2
-"""Multiply-adds a second of a K40m, as the paper has it."""
+KNOWN = open_cluster("deep_image")
+assert KNOWN.step_of is not None
+assert KNOWN.step_of.share_of_peak is not None
+SHARE = KNOWN.step_of.share_of_peak
 HYBRID = "hybrid(collective=direct)"
 PAPER_SPEED_UP, PAPER_TIME = 47.0, 24.7
 STEPS = 8
@@ -70,21 +72,12 @@ OTHERS = (Way("butterfly at the end, a node a worker", BUTTERFLY, A_NODE),)
 
 def cluster_of(way: Way, share: float, bandwidth: float) -> Cluster:
     """Gives their machines with a share of the peak, and so many bytes a second of a node's link."""
-    known = open_cluster("deep_image")
-    nic = Link(latency_s=known.nic.latency_s, bandwidth_bytes_per_s=bandwidth)
-    hosts = (known.hosts[0].model_copy(update={"workers": A_NODE // way.gpus, "speed": float(way.gpus)}),)
-    of = {"peak_multiply_adds_per_s": PEAK, "share_of_peak": share}
-    text = known.model_dump()
-    return Cluster(
-        **{
-            **text,
-            "hosts": hosts,
-            "nic": nic,
-            "step_time": "constant(seconds=1)",
-            "step_of": of,
-            "faults": (),
-        }
-    )
+    assert KNOWN.step_of is not None
+    nic = Link(latency_s=KNOWN.nic.latency_s, bandwidth_bytes_per_s=bandwidth)
+    hosts = (KNOWN.hosts[0].model_copy(update={"workers": A_NODE // way.gpus, "speed": float(way.gpus)}),)
+    of = KNOWN.step_of.model_copy(update={"share_of_peak": share})
+    values = {name: getattr(KNOWN, name) for name in Cluster.model_fields}
+    return Cluster(**{**values, "hosts": hosts, "nic": nic, "step_of": of})
 
 
 Point = tuple[Way, str, int, int, float, float]
@@ -158,22 +151,24 @@ def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--share", type=float, default=0.5, help="of the GPUs' peak that training reaches")
+    options.add_argument("--calibrate", action="store_true", help="find what a node's link carries")
     options.add_argument("--readings", action="store_true", help="compare other shares of the peak")
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--out", type=Path, default=None)
     chosen = options.parse_args()
-    share = chosen.share
+    share = SHARE
     with ProcessPoolExecutor(chosen.jobs, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         readings = [(LAZY, 0.25), (LAZY, 0.75), *((way, share) for way in OTHERS)] if chosen.readings else []
-        fits = {each: pool.submit(calibrated, *each) for each in ((LAZY, share), *readings)}
-        learnt = {
+        again = [(LAZY, share)] if chosen.calibrate else []
+        fits = {each: pool.submit(calibrated, *each) for each in (*again, *readings)}
+        learned = {
             (workers, seed): pool.submit(learning, workers, seed)
             for workers in (1, 16, 32)
             for seed in range(chosen.seeds)
         }
-        bandwidth = fits[LAZY, share].result()
+        known = KNOWN.nic.bandwidth_bytes_per_s
+        bandwidth = fits[LAZY, share].result() if chosen.calibrate else known
         points = [
             (LAZY, LAZY.strategy, gpus, batch // gpus, share, bandwidth) for batch in BATCHES for gpus in GPUS
         ]
@@ -185,7 +180,7 @@ def main() -> None:
             half = images_per_s((way, way.strategy, 32, 32, other, fitted)) / of_one(other, 1024)
             others.append((way, other, fitted, half, crossover(way, other, fitted, pool)))
         curves = {
-            workers: [learnt[workers, seed].result() for seed in range(chosen.seeds)]
+            workers: [learned[workers, seed].result() for seed in range(chosen.seeds)]
             for workers in (1, 16, 32)
         }
     alone_at = {batch: rate_of[points[place * len(GPUS)]] / A_NODE for place, batch in enumerate(BATCHES)}

@@ -11,24 +11,45 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from polyrhythm.api.simulate import simulate
 from polyrhythm.api.train import train
 from polyrhythm.api.why import Cause, Why, why
-from polyrhythm.simulation.cluster import Cluster
-
-SLOWER, UNEVEN, NETWORK, SERVERS = (
-    "slower workers",
-    "steps of unequal length",
-    "the network",
-    "the servers",
+from polyrhythm.communication.message import Kind
+from polyrhythm.communication.transports.torch_distributed.communicator import TorchDistributedCommunicator
+from polyrhythm.data.image_files import ImageFileSplit
+from polyrhythm.launch.devices import available_cores
+from polyrhythm.reporting.event_log import LOG_FILE, read_events
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.held_back import (
+    CROWD,
+    DECODING,
+    NETWORK,
+    OTHERS,
+    READING,
+    SERVERS,
+    SLOWER,
+    TESTS,
+    UNEVEN,
 )
-PROCESSOR = "other processes on the same cores"
+from polyrhythm.roles.leading import training_duties
+from polyrhythm.roles.model_workload import ModelWorkload
+from polyrhythm.simulation.cluster import Cluster, Link
+from polyrhythm.strategies.parameter_server.serving import session
+
 QUICK = {"latency_s": 1e-5, "bandwidth_bytes_per_s": 1.25e9}
 THIN = {"latency_s": 1e-4, "bandwidth_bytes_per_s": 2e6}
 SERVED = "parameter_server(consistency=synchronous, servers=1, placement=dedicated)"
@@ -141,15 +162,207 @@ JOB: dict[str, Any] = {
     "batch_size": 32,
     "balance": "off",
 }
-REAL: dict[str, tuple[str, dict[str, Any]]] = {
-    "more processes than cores": (PROCESSOR, {"workers": 6, "epochs": 2, "threads": 1}),
-}
 REAL_JOB: dict[str, Any] = {
     "data": "fashion-mnist",
     "model": "mlp(hidden=512)",
     "strategy": "synchronous",
+    "workers": 2,
     "batch_size": 128,
+    "epochs": 2,
+    "threads": 1,
     "balance": "off",
+}
+DISK_S, TEST_S, IMAGE_S, SERVED_S = 1e-2, 3.0, 2e-3, 0.1
+"""Planted: seconds to read an image, for a test, for an image of worker 1, and for a message of a server."""
+DEVICE_S = 4e-4
+"""What an image takes on an emulated device: a sleep, so that other programs on the cores change little."""
+LINK = Link(latency_s=2e-3, bandwidth_bytes_per_s=1e7)
+"""Planted: what a message takes beyond its own time."""
+
+
+@contextmanager
+def patched(
+    owner: Any, name: str, made: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replace a function in this process, and in those that it forks, by one made of it."""
+    before = getattr(owner, name)
+    setattr(owner, name, made(before))
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def slow_disk() -> AbstractContextManager[None]:
+    """Have every image take longer to be read."""
+
+    def made(before: Callable[..., Any]) -> Callable[..., Any]:
+        def decoded(self: ImageFileSplit, indices: Any) -> Any:
+            time.sleep(DISK_S * len(indices))
+            return before(self, indices)
+
+        return decoded
+
+    return patched(ImageFileSplit, "decoded", made)
+
+
+def long_tests() -> AbstractContextManager[None]:
+    """Have every test take longer."""
+
+    def made(before: Callable[..., Any]) -> Callable[..., Any]:
+        def evaluated(*given: Any, **options: Any) -> Any:
+            time.sleep(TEST_S)
+            return before(*given, **options)
+
+        return evaluated
+
+    return patched(training_duties, "evaluate", made)
+
+
+def device(seconds: float = DEVICE_S, only: int | None = None) -> AbstractContextManager[None]:
+    """Have every image take longer, as on an emulated device.
+
+    Args:
+        seconds: how much longer.
+        only: the only worker with such a device; None: all have one.
+    """
+
+    def made(before: Callable[..., Any]) -> Callable[..., Any]:
+        def compute(self: ModelWorkload, step: Any, batch: Any) -> Any:
+            if only in (None, self.worker):
+                time.sleep(seconds * batch.size)
+            return before(self, step, batch)
+
+        return compute
+
+    return patched(ModelWorkload, "compute", made)
+
+
+@contextmanager
+def slow_link() -> Iterator[None]:
+    """Have every message and every sum over ranks take longer, as over a slow link."""
+
+    def messages(before: Callable[..., Any]) -> Callable[..., Any]:
+        def start_send(self: Any, to: int, message: Any) -> Any:
+            nbytes = 0 if message.tensor is None else message.tensor.nbytes
+            time.sleep(LINK.latency_s + nbytes / LINK.bandwidth_bytes_per_s)
+            return before(self, to, message)
+
+        return start_send
+
+    def sums(before: Callable[..., Any]) -> Callable[..., Any]:
+        def all_reduce(self: Any, tensor: Any) -> Any:
+            moved = 2 * (self.size - 1) / self.size * tensor.nbytes
+            time.sleep(2 * (self.size - 1) * LINK.latency_s + moved / LINK.bandwidth_bytes_per_s)
+            return before(self, tensor)
+
+        return all_reduce
+
+    network = TorchDistributedCommunicator
+    with (
+        patched(network, "start_send", messages),
+        patched(network, "all_reduce", sums),
+        patched(network, "start_all_reduce", sums),
+    ):
+        yield
+
+
+def slow_server() -> AbstractContextManager[None]:
+    """Have every gradient take a server longer."""
+
+    def made(before: Callable[..., Any]) -> Callable[..., Any]:
+        def on_message(self: Any, source: int, message: Any) -> Any:
+            if message.kind is Kind.PUSH:
+                time.sleep(SERVED_S)
+            return before(self, source, message)
+
+        return on_message
+
+    return patched(session.ServerSession, "on_message", made)
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Keep all cores busy with other processes."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(available_cores())]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def pictures(folder: Path, side: int, count: int) -> str:
+    """Write a folder of photographs of noise in four classes, a tenth of them for tests; return its path."""
+    root = folder / f"pictures{side}"
+    generator = np.random.default_rng(0)
+    for number in range(count):
+        part = root / ("test" if number % 10 == 0 else "train") / f"class{number % 4}"
+        part.mkdir(parents=True, exist_ok=True)
+        small = generator.integers(0, 256, (side // 8, side // 8, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((side, side)).save(part / f"{number}.jpg", quality=90)
+    return str(root)
+
+
+@dataclass(frozen=True)
+class Real:
+    """A cause planted into real processes.
+
+    Attributes:
+        cause: as `why` should name it.
+        job: options of the run, with those of REAL_JOB.
+        plant: plants it; None: the options do.
+        well: options of a run without it, where nothing is planted; None: it cannot be had.
+        pictures: side and number of pictures to train with; none: the data of REAL_JOB.
+        emulated: whether steps are those of an emulated device.
+    """
+
+    cause: str
+    job: Mapping[str, Any] = field(default_factory=dict)
+    plant: Callable[[], AbstractContextManager[None]] | None = None
+    well: Mapping[str, Any] | None = None
+    pictures: tuple[int, int] | None = None
+    emulated: bool = True
+
+
+UPDATES: dict[str, Any] = {"epochs": None, "updates": 100}
+REAL: dict[str, Real] = {
+    "one worker with 2 ms more for an image": Real(
+        SLOWER, UPDATES, plant=lambda: device(IMAGE_S, only=1), well={}
+    ),
+    "a link of 10 MB/s and 2 ms": Real(NETWORK, UPDATES, plant=slow_link, well={}),
+    "batches of 4 images over such a link": Real(
+        NETWORK, {**UPDATES, "batch_size": 4, "model": "mlp(hidden=64)"}, plant=slow_link, well={}
+    ),
+    "a server that takes 0.1 s for a gradient": Real(
+        SERVERS,
+        {**UPDATES, "strategy": "parameter_server(servers=1)"},
+        plant=slow_server,
+        well={},
+    ),
+    "a disk of 100 images/s": Real(
+        READING,
+        {"model": "lenet5", "image_size": 32, "batch_size": 32, "epochs": 6, "cache": "none"},
+        plant=slow_disk,
+        well={},
+        pictures=(64, 600),
+    ),
+    "tests of 3 s": Real(
+        TESTS,
+        {"data": "digits", "epochs": 4, "batch_size": 16},
+        plant=long_tests,
+        well={},
+    ),
+    "photographs of 3 megapixels": Real(
+        DECODING,
+        {"model": "lenet5", "image_size": 32, "batch_size": 16, "epochs": 4, "cache": "none"},
+        well={"decoded": "decoded"},
+        pictures=(1760, 200),
+        emulated=False,
+    ),
+    "six workers on two cores": Real(CROWD, {"workers": 6}, emulated=False),
+    "other programs on the cores": Real(OTHERS, plant=busy_cores, well={}, emulated=False),
 }
 
 
@@ -201,19 +414,44 @@ def remedy_of(found: Why, cause: Cause) -> dict[str, Any]:
 
 
 def real(name: str, folder: Path) -> Row:
-    """Train for real with a planted cause; its absence cannot be had, its remedy can."""
-    planted, changed = REAL[name]
-    options = {**REAL_JOB, **changed}
-    run = train(out=folder / "ill", start_method="fork", **options)
-    assert run is not None
+    """Train for real with a planted cause, without it where that can be had, and with its remedy."""
+    case = REAL[name]
+    options = {**REAL_JOB, **case.job}
+    if case.pictures is not None:
+        options["data"] = pictures(folder, *case.pictures)
+
+    def trained(what: str, changed: Mapping[str, Any], *, planted: bool) -> float:
+        plant = case.plant if planted else None
+        with plant() if plant is not None else nullcontext(), device() if case.emulated else nullcontext():
+            run = train(out=folder / what, start_method="fork", **{**options, **changed})
+        assert run is not None
+        return images_per_s(folder / what)
+
+    before = trained("ill", {}, planted=True)
     found = why(folder / "ill")
     first = found.causes[0]
-    after = None
-    if first.remedy:
-        other = train(out=folder / "remedy", start_method="fork", **{**options, **remedy_of(found, first)})
-        assert other is not None
-        after = other.figures["images_per_s"] / run.figures["images_per_s"] - 1
-    return Row(name, planted, first.what, first.gain, None, first.remedy, first.remedy_gain, after)
+    truth = None
+    if case.well is not None:
+        well = {key: str(folder / value) if key == "decoded" else value for key, value in case.well.items()}
+        if "decoded" in well:
+            trained("fills", {**well, "epochs": 1}, planted=False)
+        truth = trained("well", well, planted=False) / before - 1
+    after, changed = None, remedy_of(found, first)
+    if first.remedy.startswith("--decoded"):
+        changed = {"decoded": str(folder / "decoded")}
+    if changed:
+        after = trained("remedy", changed, planted=True) / before - 1
+    print(
+        name, [(each.what, each.gain) for each in found.causes], found.time, os.getloadavg(), file=sys.stderr
+    )
+    return Row(name, case.cause, first.what, first.gain, truth, first.remedy, first.remedy_gain, after)
+
+
+def images_per_s(folder: Path) -> float:
+    """Return a run's images a second from its first step to its last, tests in between included."""
+    figures = RunFigures.of(read_events(folder / LOG_FILE))
+    assert figures.together is not None
+    return figures.together.total.images / max(series.last.end_s for series in figures.workers.values())
 
 
 def table(rows: list[Row]) -> str:

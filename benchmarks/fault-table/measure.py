@@ -86,7 +86,7 @@ def tried(spec: str, fault: Fault, declared: Outcome) -> Row:
         seconds = time.monotonic() - began_s
         said = str(seen.pop("said")).replace(folder, "")
     outcome = seen.pop("outcome")
-    same = outcome == declared or (declared is Outcome.REGROUPS and outcome == Outcome.GOES_ON)
+    same = outcome == declared or (declared is Outcome.REGROUPS and outcome == Outcome.CONTINUES)
     row = {"strategy": spec, "fault": str(fault), "declared": str(declared), "seen": outcome, "fits": same}
     return {**row, "seconds": round(seconds, 2), **seen, "said": said}
 

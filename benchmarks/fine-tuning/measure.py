@@ -60,7 +60,7 @@ def train(data: Path, out: Path, arguments: argparse.Namespace, **options: objec
         image_size=arguments.image_size,
         optimizer="adam(lr=0.002)",
         schedule="cosine(warmup_epochs=0.3)",
-        pixels="centred",
+        pixels="centered",
         augment="flip",
         keep_checkpoints=0,
         seed=arguments.seed,

@@ -80,7 +80,7 @@ def meetings(count: int, random: Random) -> dict[str, Any]:
     cost: dict[str, Any] = {}
 
     def disturbed(word: str) -> Any:
-        words = store.tell_all(0, word)
+        words = store.exchange_texts(0, word)
         port = json.loads(words[0])[1]
 
         def disturb() -> None:
@@ -91,7 +91,7 @@ def meetings(count: int, random: Random) -> dict[str, Any]:
         return words
 
     def late(word: str) -> Any:
-        words = store.tell_all(1, word)
+        words = store.exchange_texts(1, word)
         assert over.wait(60)
         return words
 

@@ -184,7 +184,11 @@ def apart(act: Any, arguments: Sequence[Any], limit_s: float) -> Any:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_in_child, args=(theirs, act, tuple(arguments)))
-    process.start()
+    gc.freeze()  # the child must not destroy what belongs to this process's threads, neither in a hook of the fork
+    try:
+        process.start()
+    finally:
+        gc.unfreeze()
     theirs.close()
     try:
         if not ours.poll(limit_s):
@@ -201,7 +205,6 @@ def apart(act: Any, arguments: Sequence[Any], limit_s: float) -> Any:
 
 def _in_child(pipe: Connection, act: Any, arguments: tuple[Any, ...]) -> None:
     os.setsid()
-    gc.freeze()  # objects of the parent's threads must not be destroyed here
     pipe.send_bytes(json.dumps(act(*arguments), default=str).encode())
 
 
@@ -220,11 +223,11 @@ def _kill_all(pid: int) -> None:
 
 def outcome_of(row: Row, setting: Setting) -> dict[str, Any]:
     """Make a row; return its outcome, what was found, and the last lines of a traceback."""
-    from checks.setting import Failed, LeftOut, NotInstalled
+    from checks.setting import Failed, NotInstalled, Skipped
 
     try:
         return {"outcome": "ok", "found": row.check(setting)}
-    except LeftOut as error:
+    except Skipped as error:
         return {"outcome": "left out", "why": str(error), "found": error.figures}
     except NotInstalled as error:
         return {"outcome": "not installed", "why": str(error)}

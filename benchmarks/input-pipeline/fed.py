@@ -28,7 +28,7 @@ from polyrhythm.config.recipe import configure
 from polyrhythm.data.loader import Loader, Share
 from polyrhythm.roles.job import CheckpointConfig
 
-AUGMENT = "flip; colour_casting; vignetting; rotation; stretching; lens_distortion"
+AUGMENT = "flip; color_casting; vignetting; rotation; stretching; lens_distortion"
 CLASSES = {"roofs": "china.jpg", "flower": "flower.jpg"}
 LONG, SHORT = 500, 375
 """Pixels a side of the photographs, which is what ImageNet's have on average."""

@@ -111,7 +111,7 @@ def write(pictures: Iterator[Picture], into: Path) -> dict[str, int]:
 
 def probe(folder: Path) -> float:
     """Return the test accuracy of logistic regression on the frozen features."""
-    data = open_data(folder, pixels="centred", image_size=None)
+    data = open_data(folder, pixels="centered", image_size=None)
     model = create_model(MODEL, classes=len(data.classes), image_shape=data.image_shape)
     start_from(model, WEIGHTS)
     features = feature_function(model.eval(), data.image_shape)
@@ -122,12 +122,12 @@ def probe(folder: Path) -> float:
         return found.numpy(), split.labels.numpy()
 
     (train, labels), (test, truth) = seen(data.train), seen(data.test)
-    centre, scale = train.mean(0), train.std()
+    center, scale = train.mean(0), train.std()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fitted = LogisticRegressionCV(Cs=np.logspace(-4, 2, 7), cv=5, max_iter=500)
-        fitted.fit((train - centre) / scale, labels)
-    return float(fitted.score((test - centre) / scale, truth))
+        fitted.fit((train - center) / scale, labels)
+    return float(fitted.score((test - center) / scale, truth))
 
 
 def trained(folder: Path, out: Path, more: list[str], *, kill: bool) -> dict[str, object]:

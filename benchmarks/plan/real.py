@@ -44,7 +44,7 @@ from polyrhythm.evaluation.target import Target
 from polyrhythm.events import Evaluated, Event, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.reporting.comparison import images_to, read_run, throughput, time_to
 from polyrhythm.reporting.figures import RunFigures
-from polyrhythm.reporting.summary import summarised
+from polyrhythm.reporting.summary import summarized
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.world import DrawnPace, World
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link, cluster_text
@@ -214,7 +214,7 @@ def held(setting: Setting, target: str, seeds: int, folder: Path) -> dict[str, A
 
 def reached_by(events: Sequence[Event], goal: Target) -> list[tuple[float, float, float]]:
     """Return seconds and images to the target, and images a second of the run; nothing if it never got there."""
-    _, run = summarised(events)
+    _, run = summarized(events)
     assert run is not None, "it has started"
     for test in run.tests:
         event = test.event

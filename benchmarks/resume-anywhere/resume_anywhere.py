@@ -1,6 +1,7 @@
 """Kill -9 at random moments of a checkpointing run, then `--resume`: does it always work, and to the same bits?
 
     python benchmarks/resume-anywhere/resume_anywhere.py [--moments 50] [--only NAME …] [--out DIR]
+    python benchmarks/resume-anywhere/saving.py          # while a run saves and tests
 
 Real processes: `mlp` on `digits`, 3 workers, a checkpoint every epoch. At each moment, drawn evenly from the time in
 which its ranks live, one process is killed: a worker, a server or the launcher, each as likely. A run that ended by it

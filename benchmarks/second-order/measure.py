@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--schedule", default="constant")
     parser.add_argument("--model", default="lenet5(widths=[8, 16], hidden=64)")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", help="optimisers, with ; between")
+    parser.add_argument("--only", help="optimizers, with ; between")
     parser.add_argument("--most", type=int, default=1_000)
     chosen = parser.parse_args()
     asked = {key: vars(chosen)[key] for key in ASKED}

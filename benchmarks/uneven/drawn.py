@@ -76,7 +76,7 @@ FREE = [
 ]
 ON_1_GB = [("parameter_server", 64), ("parameter_server", 256), ("ad_psgd", 64), ("ad_psgd", 256)]
 ON_1_GB += [("easgd", 64), ("downpour", 64), ("parameter_server(overlap=false)", 64)]
-DEALS, EPOCHS, PICTURES, SEEDS = ("fixed", "drawn"), 3, 10_000, range(5)
+DEALS, EPOCHS, PICTURES, SEEDS = ("static", "dynamic"), 3, 10_000, range(5)
 
 
 def simulated(cluster: str, **options: object) -> dict[str, Any]:
@@ -91,7 +91,7 @@ ALL_SPEEDS = 3.2 * 64 / 0.1
 """Images a second, of four workers of which one is five times slow."""
 
 
-def one_slow(strategy: str, deal: str, balance: str = "auto") -> tuple[float, float]:
+def one_slow(strategy: str, batches: str, balance: str = "auto") -> tuple[float, float]:
     """Returns the seconds of 400 steps of four workers, and their speed in step over the sum of their speeds."""
     where = ONE_HOST if strategy == "hogwild" else ONE_SLOW
     dry = {
@@ -102,7 +102,7 @@ def one_slow(strategy: str, deal: str, balance: str = "auto") -> tuple[float, fl
         "steps": 100,
         "batch_size": 64,
     }
-    figures = simulated(where, strategy=strategy, deal=deal, balance=balance, **dry)
+    figures = simulated(where, strategy=strategy, batches=batches, balance=balance, **dry)
     return round(figures["seconds"], 2), round(figures["sustained_images_per_s"] / ALL_SPEEDS, 3)
 
 
@@ -111,13 +111,13 @@ def on_two_hosts(batch_size: int, updated: float = UPDATED) -> str:
     return TWO_HOSTS.replace("SECONDS", str(batch_size / 320)).replace("UPDATED", str(updated))
 
 
-def two_hosts(strategy: str, batch_size: int, deal: str, updated: float = UPDATED) -> dict[str, float]:
+def two_hosts(strategy: str, batch_size: int, batches: str, updated: float = UPDATED) -> dict[str, float]:
     """Returns the images a second of two hosts, in all and while both were at work, and shares of the time."""
     where = on_two_hosts(batch_size, updated)
     found = simulated(
         where,
         strategy=strategy,
-        deal=deal,
+        batches=batches,
         gradients="none",
         model="resnet18",
         workers=2,
@@ -131,14 +131,14 @@ def two_hosts(strategy: str, batch_size: int, deal: str, updated: float = UPDATE
     return {name: round(speed) for name, speed in speeds.items()} | shares
 
 
-def accuracies(strategy: str, deal: str) -> list[float]:
+def accuracies(strategy: str, batches: str) -> list[float]:
     """Returns the top-1 of five seeds of four workers, one of which is five times slow."""
     data = open_data("fashion-mnist")
     few, tests = torch.arange(PICTURES), torch.arange(len(data.test))
     pairs = (data.train.images(few), data.train.labels[few]), (data.test.images(tests), data.test.labels)
     common = {"data": pairs, "model": "lenet5", "workers": 4, "batch_size": 32, "epochs": EPOCHS}
     return [
-        simulated(ONE_HOST, strategy=strategy, deal=deal, seed=seed, keep_checkpoints=0, **common)[
+        simulated(ONE_HOST, strategy=strategy, batches=batches, seed=seed, keep_checkpoints=0, **common)[
             "test_top1"
         ]
         for seed in SEEDS
@@ -165,26 +165,26 @@ def main() -> None:
     if not accuracy:
         found["top-1"] = json.loads(path.read_text()).get("top-1", {}) if path.exists() else {}
     for strategy in FREE:
-        row = {"fixed": one_slow(strategy, "fixed")[0]}
-        row["drawn"], row["sustained, of all speeds"] = one_slow(strategy, "drawn")
+        row = {"static": one_slow(strategy, "static")[0]}
+        row["dynamic"], row["sustained, of all speeds"] = one_slow(strategy, "dynamic")
         found["one slow, seconds"][strategy] = row
         print(f"{strategy:32} {row['fixed']:8.1f} s {row['drawn']:8.1f} s", flush=True)
-    seconds, _ = one_slow("mixed(replicas=2)", "drawn", "measured")
+    seconds, _ = one_slow("mixed(replicas=2)", "dynamic", "measured")
     found["one slow, seconds"]["mixed(replicas=2)"]["drawn, parts measured"] = seconds  # type: ignore[index]
     print(f"{'  and parts by speed in groups':32} {seconds:21.1f} s", flush=True)
     for strategy, batch_size in ON_1_GB:
-        row = {deal: two_hosts(strategy, batch_size, deal, updated) for deal in DEALS}
+        row = {batches: two_hosts(strategy, batch_size, batches, updated) for batches in DEALS}
         found["two hosts, images/s"][f"{strategy}, {batch_size} images"] = row
-        told = (f"{row[deal]['whole']:6} images/s ({row[deal]['sustained']})" for deal in DEALS)
+        told = (f"{row[batches]['whole']:6} images/s ({row[batches]['sustained']})" for batches in DEALS)
         print(f"{strategy:32} {batch_size:4} {' '.join(told)}", flush=True)
     if accuracy:
         found["top-1"] = {}
         for strategy in ("parameter_server",):
-            tops = {deal: accuracies(strategy, deal) for deal in DEALS}
+            tops = {batches: accuracies(strategy, batches) for batches in DEALS}
             found["top-1"][strategy] = tops
             told = (
-                f"{deal} {statistics.mean(top):.4f} ± {statistics.stdev(top):.4f}"
-                for deal, top in tops.items()
+                f"{batches} {statistics.mean(top):.4f} ± {statistics.stdev(top):.4f}"
+                for batches, top in tops.items()
             )
             print(f"{strategy:24} {'  '.join(told)}", flush=True)
     path.write_text(json.dumps(found, indent=1) + "\n")

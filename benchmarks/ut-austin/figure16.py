@@ -27,6 +27,7 @@ from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.data.open import open_data
 from polyrhythm.data.sources.fashion_mnist import FashionMNIST
 from polyrhythm.reporting.comparison import read_run
+from polyrhythm.simulation.cluster import Cluster
 
 STEPS, BATCH = 352, 16
 PAPER_S = {"downpour": {4: 3.52, 8: 3.53, 12: 3.55}, "dc_asgd": {4: 3.59, 8: 3.61, 12: 3.64}}
@@ -50,21 +51,28 @@ def pictures(folder: str | None, images: int) -> Dataset:
 
 
 def epochs_of(
-    strategy: str, workers: int, epochs: int, data: Dataset, folder: Path
+    strategy: str,
+    workers: int,
+    epochs: int,
+    data: Dataset,
+    folder: Path,
+    seed: int = 0,
+    cluster: Cluster | str = "ut_austin",
 ) -> tuple[list[float], float]:
     """Trains; gives the seconds of every epoch, and the last test's top-1."""
     run = folder / f"{strategy}-{workers}"
     simulate(
-        cluster="ut_austin",
+        cluster=cluster,
         data=data,
         model="mlp(hidden=[64, 64], dropout=0.2)",
         strategy=f"{strategy}(placement=dedicated)",
         workers=workers,
-        deal="fixed",
+        batches="static",
         optimizer="sgd(lr=0.02, momentum=0, weight_decay=0.0001)",
         schedule="constant",
         batch_size=BATCH,
         epochs=epochs,
+        seed=seed,
         out=run,
     )
     tests = read_run(run).tests

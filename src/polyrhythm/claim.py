@@ -43,7 +43,7 @@ _TRIES, _LOOKS = 100, 3
 
 
 def move(draft: Path, path: Path) -> None:
-    """Rename a file; one that is there is replaced.
+    """Rename a file; an existing one is replaced.
 
     Raises:
         OSError: the file system refused.
@@ -269,7 +269,7 @@ def _clear(place: Path, name: str) -> None:
     """Remove the staging folders of earlier starts; each is renamed first, so that nothing new can be put into it."""
     for staging in _staging_folders(place):
         if staging.name < name:
-            with suppress(FileNotFoundError):  # it has been given up, or taken
+            with suppress(FileNotFoundError):  # it has been released, or taken
                 staging.rename(staging.with_name(f"{_TAKEN}{secrets.token_hex(_NONCE_BYTES)}"))
     for taken in place.glob(f"{_TAKEN}*"):
         for _ in range(_TRIES):  # its owner may still be putting something there

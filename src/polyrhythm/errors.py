@@ -47,7 +47,7 @@ class OutOfStep(RunError):
     """Workers that go in lockstep are not at the same place of their programs."""
 
 
-class LetGo(PeerLost):
+class Dismissed(PeerLost):
     """A server continues without this worker.
 
     Attributes:
@@ -55,8 +55,8 @@ class LetGo(PeerLost):
     """
 
     def __init__(self, rank: int, why: str) -> None:
-        super().__init__(rank, "being let go")
-        self.args = (f"rank {rank} has let this worker go: {why}",)
+        super().__init__(rank, "being evicted")
+        self.args = (f"rank {rank} has evicted this worker: {why}",)
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Texts of others in HTML, tables, shells and scripts: one function for each target.
+"""Texts and numbers of others in HTML, JSON, tables, shells and scripts: one function for each target.
 
 YAML is written by PyYAML alone.
 """
@@ -6,6 +6,7 @@ YAML is written by PyYAML alone.
 from __future__ import annotations
 
 import html as _html
+import json
 import shlex
 
 from polyrhythm.errors import RequestError, printable
@@ -16,6 +17,23 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def html(value: object) -> str:
     """Escape a value for HTML text and quoted attributes."""
     return _html.escape(str(value), quote=True)
+
+
+def json_text(value: object, *, indent: int | None = None) -> str:
+    """Return a value as JSON, in one line without `indent`.
+
+    Raises:
+        RequestError: a number is none of JSON, as sums and ratios of the numbers of a damaged record can be.
+    """
+    separators = (",", ":") if indent is None else None
+    try:
+        return json.dumps(
+            value, ensure_ascii=indent is not None, allow_nan=False, indent=indent, separators=separators
+        )
+    except ValueError:
+        raise RequestError(
+            "a figure is beyond the range of numbers, so the record of a run is damaged: leave that run out"
+        ) from None
 
 
 def csv_cell(value: object) -> str:

@@ -6,7 +6,7 @@ look alike. Times are seconds on the run's own clock, which starts at 0 when tra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -42,15 +42,18 @@ class RunStarted(Event):
         epochs: epochs to train.
         steps_per_epoch: steps of every worker in an epoch, in the first one if epochs differ.
         start_epoch: epochs that the resumed run had completed.
-        steps: steps of every worker in total; 0 if all epochs are alike, which determines it.
-        start_step: steps before the epoch that this run begins with; 0 also if epochs are alike.
+        steps: total steps of every worker; 0 if all epochs have `steps_per_epoch`.
+        start_step: steps before the first epoch of this run; 0 if all epochs have `steps_per_epoch`.
         earlier_s: seconds of training of the resumed run.
         parameters: number of trained parameters of the model.
-        free_running: whether no worker ever waits for a slower one.
-        begun: progress of other numbers of workers in unfinished epochs; empty if there are none.
-        deal: batches drawn before, as `Dealer` writes them; empty without dynamic batches.
+        free_running: whether the strategy is asynchronous: no worker waits for a slower one.
+        begun: progress in unfinished epochs that began with another number of workers; empty if there is none.
+        deal: state of the dynamic batches (`Dealer`) when this run starts; empty with static batches.
         images: images of the whole run with dynamic batches, where workers take different numbers of steps; else 0.
         images_before: images that count as done when a resumed run starts; None if unknown.
+        resumed_step: steps that the coordinator had done in the checkpoint that is resumed; None: there is none.
+        threads: compute threads of each rank, where all are on one host; 0: unknown, or in virtual time.
+        cores: cores of that host.
     """
 
     strategy: str
@@ -70,6 +73,9 @@ class RunStarted(Event):
     deal: dict[str, Any] = field(default_factory=dict)
     images: int = 0
     images_before: int | None = None
+    resumed_step: int | None = None
+    threads: int = 0
+    cores: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +87,16 @@ class Evaluated(Event):
         test_loss: mean cross-entropy.
         test_top1: fraction of test images with a correct most likely class.
         test_top5: fraction of test images with the correct class among the five most likely.
+        step: steps that worker 0 had done; None in older logs, and where it is not known.
+        snapshot_s: time of the tested model, where steps continued during the test; None: they did not.
     """
 
     epoch: int
     test_loss: float
     test_top1: float
     test_top5: float
+    step: int | None = None
+    snapshot_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +156,10 @@ class WorkerProgress(Event):
         learning_rate: current learning rate.
         wait_s: seconds of this period in which the worker waited for others.
         stage_s: seconds of `wait_s` spent waiting for other stages of a pipeline.
-        processor_s: seconds of this period in which it was ready to run, and the processor was busy with other
-            processes.
+        exchange_s: seconds of `wait_s` for the exchanges alone, without waiting for slower workers: low waits of single
+            steps, times the steps. 0: unknown.
+        processor_s: seconds of this period, without `wait_s`, in which it was ready to run, and the processor was busy
+            with other processes.
     """
 
     worker: int
@@ -159,6 +171,7 @@ class WorkerProgress(Event):
     learning_rate: float
     wait_s: float = 0.0
     stage_s: float = 0.0
+    exchange_s: float = 0.0
     processor_s: float = 0.0
 
 
@@ -171,11 +184,11 @@ class WorkerTimings(Event):
         step: steps done since the run began.
         steps: number of steps in this period.
         data_s: seconds of waiting for a batch.
-        forward_s: forward passes, with the transfer of the batch to the device.
-        backward_s: backward passes.
-        update_s: the optimizer and the strategy's own arithmetic, and work that a server leaves to the worker.
-        communication_s: calls of the communicator, waiting for others included.
-        other_s: the rest of the steps.
+        forward_s: seconds of forward passes, with the transfer of the batch to the device.
+        backward_s: seconds of backward passes.
+        update_s: seconds of the optimizer and of the strategy's arithmetic, with work that servers leave to workers.
+        communication_s: seconds inside the communicator, waiting for other ranks included.
+        other_s: seconds of the rest of the steps.
         in_step: whether the strategy is lockstep.
         communication: (step, seconds) of each step, if so; else empty.
         spans: (name, start, end) in seconds since training started, of the first steps of a real run.
@@ -210,6 +223,22 @@ class CacheUsed(Event):
     images: int
     hits: int
     kept_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputWaited(Event):
+    """A worker has waited for batches since its last such event.
+
+    Attributes:
+        worker: index among the workers, from 0.
+        seconds: seconds of waiting.
+        busy_s: processor time of all threads of its process in these seconds: much of it if images are decoded and
+            augmented, little if they are read.
+    """
+
+    worker: int
+    seconds: float
+    busy_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +331,7 @@ class WorkerLost(Event):
     @property
     def text(self) -> str:
         """The event as a sentence."""
-        return f"worker {self.worker} (rank {self.rank}) is lost after step {self.step}, the others continue"
+        return f"worker {self.worker} (rank {self.rank}) is lost (last report: step {self.step}), the others continue"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,6 +408,38 @@ class Straggler(Notice):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateDiffers(Notice):
+    """Workers that must hold the same parameters and optimizer state differ; from the next view on they are equal.
+
+    Attributes:
+        workers: indices of the differing workers; of all workers where no majority is equal.
+        after_step: steps done when all were last known to be equal; None: never.
+        step: steps done when they were found to differ.
+        returned_to: steps done in the state to which all return; None: the workers receive another worker's state.
+    """
+
+    workers: list[int]
+    after_step: int | None
+    step: int
+    returned_to: int | None
+
+    @staticmethod
+    def sentence(workers: Sequence[int], after_step: int | None, step: int, returned_to: int | None) -> str:
+        """Return the event as a sentence; see the attributes."""
+        names = f"worker{'s' * (len(workers) > 1)} {' and '.join(map(str, workers))}"
+        when = f"between steps {after_step or 0} and {step}"
+        if returned_to is not None:
+            return (
+                f"{names} began to differ {when}, and no majority shows which is right: "
+                f"all return to the state after step {returned_to}"
+            )
+        return (
+            f"{names} began to differ from the others {when}, by a flipped bit or by arithmetic: "
+            f"{'they receive' if len(workers) > 1 else 'it receives'} the state of another worker"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerLost(Notice):
     """A server is lost; the replicas of its shards take over.
 
@@ -418,6 +479,7 @@ _KINDS: dict[str, type[Event]] = {
         WorkerProgress,
         WorkerTimings,
         CacheUsed,
+        InputWaited,
         NoiseMeasured,
         BatchesDrawn,
         ServerProgress,
@@ -429,6 +491,7 @@ _KINDS: dict[str, type[Event]] = {
         Notice,
         ImagesLeftOut,
         Straggler,
+        StateDiffers,
         ServerLost,
         ServerJoined,
         Restarted,
@@ -497,6 +560,7 @@ _CHECKS: dict[str, Check] = {
     "bool": lambda value: type(value) is bool,
     "str": _is_text,
     "int | None": _or_none(_is_whole),
+    "float | None": _or_none(_is_number),
     "dict[str, Any]": _is_object,
     "dict[str, float]": _object_of(lambda value: _is_number(value) or type(value) is bool),
     "dict[int, int]": _object_of(_is_whole),
@@ -517,7 +581,7 @@ _RESULT: dict[str, Check] = {
             "seconds", "epochs", "steps", "images_per_s", "sustained_images_per_s", "train_loss", "test_loss",
             "test_top1", "test_top5", "waiting_share", "bytes_sent_per_step", "energy_j", "gpu_energy_j",
             "workers_lost", "workers_joined", "workers_ejected", "images_not_seen", "images_unreadable",
-            "gradients_dropped", "gradients_not_finite", "price",
+            "gradients_dropped", "gradients_not_finite", "states_differed", "price",
         ),
         _is_number,
     ),

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 def fetched(
     address: str, path: Path, checksum: str = "", *, kind: str = "sha256", what: str = "the weights"
 ) -> Path:
-    """Download a file to `path` unless it is there already, and return `path`.
+    """Download a file to `path` unless it exists, and return `path`.
 
     Args:
         address: URL.
@@ -64,12 +64,12 @@ def _download(address: str, path: Path, kind: str) -> str:
     give_up_s = time.monotonic() + DOWNLOAD_S
     digest = hashlib.new(kind)
     with urlopen(address, timeout=CONNECT_S) as response, path.open("wb") as file:
-        told_bytes = response.length
+        bytes_text = response.length
         while chunk := response.read1(_CHUNK_BYTES):
             digest.update(chunk)
             file.write(chunk)
             if time.monotonic() > give_up_s:
                 raise OSError(f"not done after {DOWNLOAD_S:.0f} s")
-        if told_bytes not in (None, file.tell()):
-            raise OSError(f"{file.tell()} of {told_bytes} bytes arrived")
+        if bytes_text not in (None, file.tell()):
+            raise OSError(f"{file.tell()} of {bytes_text} bytes arrived")
     return digest.hexdigest()

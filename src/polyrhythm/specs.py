@@ -11,7 +11,7 @@ import importlib
 import keyword
 import pkgutil
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -170,6 +170,15 @@ def _config(module: str, name: str) -> type[Config]:
     raise AssertionError(f"{module} lacks its Config class")
 
 
+_FORMER_NAMES = {
+    "colour_casting": "color_casting",
+    "colour_jitter": "color_jitter",
+    "pca_colour": "pca_color",
+    "synchronised": "synchronized",
+}
+"""Choices by their names of earlier versions, which specs still accept until 0.2.0."""
+
+
 def build(what: str, spec: str | Spec, *packages: str) -> Config:
     """Build the configuration that a spec chooses.
 
@@ -182,6 +191,7 @@ def build(what: str, spec: str | Spec, *packages: str) -> Config:
         RequestError: unknown name or key, or a value out of range.
     """
     parsed = _parsed(what, spec)
+    parsed = replace(parsed, name=_FORMER_NAMES.get(parsed.name, parsed.name))
     homes = {name: package for package in packages for name in _names(package)}
     if parsed.name not in homes:
         raise unknown(what, parsed.name, homes)

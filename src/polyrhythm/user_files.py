@@ -67,7 +67,7 @@ def parse_yaml(text: str, where: str) -> Any:
         yaml.YAMLError,
         ValueError,
         RecursionError,
-    ) as error:  # also of what cannot be a text, date or number
+    ) as error:  # also of values that cannot be a text, date or number
         raise RequestError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
 
 

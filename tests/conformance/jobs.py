@@ -96,12 +96,12 @@ def cuts_layers(job: Job) -> bool:
 def blobs(train: int = 53, test: int = 40) -> Dataset:
     """Makes pictures of three classes that overlap a little."""
     generator = torch.Generator().manual_seed(7)
-    centres = torch.randn(CLASSES, 1, SIDE, SIDE, generator=generator)
+    centers = torch.randn(CLASSES, 1, SIDE, SIDE, generator=generator)
 
     def split(count: int) -> TensorSplit:
         labels = torch.randint(CLASSES, (count,), generator=generator)
         noise = torch.randn(count, 1, SIDE, SIDE, generator=generator)
-        return TensorSplit(centres[labels] + noise, labels)
+        return TensorSplit(centers[labels] + noise, labels)
 
     return Dataset("blobs", split(train), split(test), ("a", "b", "c"), (1, SIDE, SIDE), default_epochs=2)
 
@@ -283,6 +283,15 @@ def shared_out(order: Tensor, most: int) -> list[Tensor]:
     count = -(-len(order) // most)
     ends = [len(order) * number // count for number in range(count + 1)]
     return [order[start:stop] for start, stop in pairwise(ends)]
+
+
+def gradient(job: Job, vector: Tensor, worker: int, step: int, epoch: int = 0) -> Tensor:
+    """Gives the gradient of a worker's batch at a vector of the perceptron, by plain torch."""
+    model = perceptron().to(vector.dtype)
+    nn.utils.vector_to_parameters(vector, model.parameters())
+    images, labels = batch(job, epoch, step, worker, job.workers)
+    functional.cross_entropy(model(images.to(vector.dtype)), labels).backward()
+    return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
 
 
 def plain_loop(

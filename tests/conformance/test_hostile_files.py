@@ -25,7 +25,7 @@ from torch import nn
 
 import polyrhythm
 from conformance.jobs import UNEVEN, make_job, resumed, simulated, stop_at
-from polyrhythm.api.loop.run_state import INDEX, write_folder
+from polyrhythm.api.loop.loop_storage import INDEX, write_folder
 from polyrhythm.api.served import load_served
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.message import Kind, Message
@@ -38,7 +38,7 @@ from polyrhythm.reporting.pages.report import PREDICTION_FILE, write_report
 from polyrhythm.reporting.summary import SUMMARY_FILE, read_summary
 from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, read_recording
 from polyrhythm.simulation.cluster import cluster_text, open_cluster, ready_clusters
-from polyrhythm.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from polyrhythm.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from sample import seeds
@@ -320,7 +320,7 @@ def test_facts_of_a_checkpoint_that_were_forged_are_refused_in_one_line(spec: st
     """The checksum fits: the file was written so. The run ends, or is refused; it never breaks or waits for ever."""
     job = make_job(spec, 3, folder=tmp_path, optimizer="sgd(lr=0.05, momentum=0.9)")
     simulated(job, stop_at(0.047))
-    path, random = latest_checkpoint(tmp_path / "checkpoints"), Random(0)
+    path, random = checkpoints(tmp_path / "checkpoints")[0], Random(0)
     assert path is not None
     tensors, facts = load_checkpoint(path)
     places, refusals = places_in(json.loads(json.dumps(facts))), []
@@ -357,7 +357,7 @@ def test_plausible_facts_that_contradict_others_are_refused(
     """Such a run waited for ever, or took hours to count."""
     job = replace(make_job(spec, 3, folder=tmp_path), draws=draws)
     simulated(job, stop_at(0.047))
-    path = latest_checkpoint(tmp_path / "checkpoints")
+    path = checkpoints(tmp_path / "checkpoints")[0]
     assert path is not None
     tensors, facts = load_checkpoint(path)
     save_checkpoint(path, tensors, with_other(facts, place, instead))
@@ -390,11 +390,18 @@ def test_plausible_facts_that_contradict_others_are_refused(
         ),
         ("ssp", "server.0.values", lambda it: it[:-1], "shards of its servers are not"),
         ("local_sgd(steps=3)", "worker.1.part.vector", lambda it: it[:-1], "vector has the shape"),
-        ("bmuf(steps=3)", "worker.1.part.outer.model", lambda it: it.repeat(2), "outer.model has the shape"),
-        ("slowmo(steps=3)", "worker.1.part.outer.buffer", lambda it: it[1:], "outer.buffer has the shape"),
+        ("bmuf(steps=3)", "worker.1.part.outer.model", lambda it: it.repeat(2), "model has the shape"),
+        ("slowmo(steps=3)", "worker.1.part.outer.buffer", lambda it: it[1:], "buffer has the shape"),
         ("diloco(steps=2, fragments=2)", "worker.1.part.global", lambda it: it[1:], "global has the shape"),
         ("d_psgd", "worker.1.part.parameters", lambda it: it[:1], "parameters has the shape"),
         ("sgp", "worker.1.part.numerator", lambda it: it.view(1, -1), "numerator has the shape"),
+        ("sgp(overlap=true)", "worker.1.part.arrived.0", lambda it: it[:1], "arrived.0 has the shape"),
+        (
+            "d_psgd(compress=int8(dense_below=0))",
+            "worker.1.part.copies.own",
+            lambda it: it[:1],
+            "own has the shape",
+        ),
     ],
 )
 def test_tensors_of_another_shape_are_refused(
@@ -402,7 +409,7 @@ def test_tensors_of_another_shape_are_refused(
 ) -> None:
     job = make_job(spec, 3, folder=tmp_path, optimizer="sgd(lr=0.05, momentum=0.9)")
     simulated(job, stop_at(0.047))
-    path = latest_checkpoint(tmp_path / "checkpoints")
+    path = checkpoints(tmp_path / "checkpoints")[0]
     assert path is not None
     tensors, facts = load_checkpoint(path)
     save_checkpoint(path, tensors | {name: change(tensors[name])}, facts)
@@ -427,7 +434,7 @@ def test_a_run_resumed_from_forged_facts_ends_with_one_line(
 ) -> None:
     shutil.copytree(template(), tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints"
-    path = latest_checkpoint(folder)
+    path = checkpoints(folder)[0]
     assert path is not None
     tensors, facts = load_checkpoint(path)
     for other in folder.iterdir():

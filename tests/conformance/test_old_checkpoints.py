@@ -21,7 +21,9 @@ from polyrhythm.roles.job import Job
 
 WORKERS = 3
 ARCHIVE = Path(__file__).with_name("checkpoints-0.1.tar.xz")
-SPECS = strategies()
+NEWER = ("admm", "decoupled_diloco", "scaffold")
+"""Strategies that that version did not have."""
+SPECS = [spec for spec in strategies() if spec not in NEWER]
 STOPPED_S = 0.047
 
 
@@ -37,7 +39,9 @@ def folder_of(spec: str) -> str:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("old")
     with tarfile.open(ARCHIVE) as file:
-        file.extractall(where, filter="data")
+        file.extractall(
+            where, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )  # since 3.11.4
     return where
 
 

@@ -32,7 +32,7 @@ from polyrhythm.events import Evaluated, Notice, RunStarted
 from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.run import ConstantCluster
-from polyrhythm.training.checkpoint import latest_checkpoint
+from polyrhythm.training.checkpoint import checkpoints
 
 WORKERS, IMAGES, EPOCHS = 3, 53, 2
 UNEVEN = ConstantCluster(step_s=uneven)
@@ -150,7 +150,7 @@ def test_out_of_step_others_go_on_from_a_checkpoint_that_a_killed_run_left(
     first = Seen()
     around = ConstantCluster(step_s=lambda worker: leader_s if worker == 0 else 0.01 + 0.004 * worker)
     simulated(job_of(spec, WORKERS, tmp_path, first), around)
-    latest_checkpoint(tmp_path / FOLDER).unlink()  # the one at the end of the run
+    checkpoints(tmp_path / FOLDER)[0].unlink()  # the one at the end of the run
     second = Seen()
     going = resumed(job_of(spec, 4, tmp_path, second))
     snapshot, expected = Archive(going).load(), left(going)

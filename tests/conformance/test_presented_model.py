@@ -1,4 +1,4 @@
-"""The model that is tested and saved: everybody's batch-norm statistics, and averaged weights if asked for."""
+"""The model that is tested and saved: all_peers's batch-norm statistics, and averaged weights if asked for."""
 
 import pytest
 import torch

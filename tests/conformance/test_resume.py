@@ -33,7 +33,7 @@ from polyrhythm.events import RunStarted
 from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import choices
-from polyrhythm.training.checkpoint import latest_checkpoint, load_checkpoint
+from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
 
 WORKERS = 3
 STEPS_PER_EPOCH = 5  # 53 images, 12 a step
@@ -104,7 +104,7 @@ is the optimizer's, and where it is kept the strategy's."""
 
 
 @pytest.mark.parametrize(("spec", "optimizer"), THIRDS)
-def test_one_worker_resumes_with_all_state_of_every_optimiser(spec, optimizer, folders):
+def test_one_worker_resumes_with_all_state_of_every_optimizer(spec, optimizer, folders):
     job = make_job(spec, optimizer=optimizer, batch_size=8)  # one worker repeats itself, in step or not
     if cuts_layers(job):
         with pytest.raises(RequestError, match="looks at whole layers"):
@@ -141,7 +141,7 @@ def test_out_of_step_every_gradient_is_applied_exactly_once(spec, stop_s, folder
 def test_an_asynchronous_checkpoint_holds_all_state(spec, folders):
     folder = folders()
     simulated(make_job(spec, WORKERS, folder=folder, optimizer="adam"), stop_at(0.058))
-    tensors, facts = load_checkpoint(latest_checkpoint(folder / FOLDER))
+    tensors, facts = load_checkpoint(checkpoints(folder / FOLDER)[0])
     servers = strategy(spec).traits(WORKERS).servers
     assert len(facts["servers"]) == servers
     assert sum(tensors[f"server.{index}.values"].numel() for index in range(servers)) == 103
@@ -241,7 +241,7 @@ def leader_is_late(worker: int) -> float:
 def test_a_run_is_resumed_from_a_checkpoint_in_which_others_were_through(spec, folders):
     job = make_job(spec, WORKERS, folder=folders())
     simulated(job, ConstantCluster(step_s=leader_is_late))
-    latest_checkpoint(job.checkpointing.folder / FOLDER).unlink()
+    checkpoints(job.checkpointing.folder / FOLDER)[0].unlink()
     second = simulated(resumed(job), ConstantCluster(step_s=leader_is_late))
     assert second.events[-1].outcome == "done"
     assert second.result["epochs"] == 2

@@ -94,6 +94,6 @@ def test_one_worker_of_diloco_is_plain_training_only_with_an_outer_step_to_the_m
     assert far_apart(trained("diloco(steps=3)", 1, dtype=torch.float64, optimizer="adam"), plain)
 
 
-def test_an_optimiser_of_any_kind_may_be_the_outer_one():
+def test_an_optimizer_of_any_kind_may_be_the_outer_one():
     assert torch.isfinite(trained("diloco(steps=3, outer=adam(lr=0.01))")).all()
     assert far_apart(trained("diloco(steps=3, outer=adam(lr=0.01))"), trained("diloco(steps=3)"))

@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from torch.nn import functional
 
 from conformance.jobs import (
-    batch,
     blobs,
     cosine,
+    gradient,
     make_job,
-    perceptron,
     plain_loop,
     simulated,
     uneven,
@@ -28,14 +26,6 @@ def job_of(spec, workers=2, **learning):
     return make_job(spec, workers, **{"dtype": torch.float64, **learning})
 
 
-def gradient(job, vector, worker, step):
-    model = perceptron().to(vector.dtype)
-    torch.nn.utils.vector_to_parameters(vector, model.parameters())
-    images, labels = batch(job, 0, step, worker, job.workers)
-    functional.cross_entropy(model(images.to(vector.dtype)), labels).backward()
-    return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
-
-
 def by_hand(job, *, n_fetch, n_push, local_rate, warm_start_steps=0):
     """Plays the rule, a worker's step at a time, in the order in which the steps end; gives what the server holds.
 
@@ -48,8 +38,8 @@ def by_hand(job, *, n_fetch, n_push, local_rate, warm_start_steps=0):
     fetched = [None] * job.workers
     pushes = [step for step in range(STEPS) if step % n_push == 0 or step + 1 == STEPS]
     alone = min(warm_start_steps, STEPS)
-    let_in = next(step for step in pushes if step + 1 >= alone) if alone else None
-    begin = 0.0 if let_in is None else (let_in + 1) * uneven(0)
+    admit = next(step for step in pushes if step + 1 >= alone) if alone else None
+    begin = 0.0 if admit is None else (admit + 1) * uneven(0)
     ends = sorted(
         (begin * (worker > 0) + (step + 1) * uneven(worker), worker, step)
         for worker in range(job.workers)
@@ -65,7 +55,7 @@ def by_hand(job, *, n_fetch, n_push, local_rate, warm_start_steps=0):
         if step in pushes:
             server = server - rate * total[worker]
             total[worker] = torch.zeros_like(server)
-        if (worker, step) == (0, let_in):
+        if (worker, step) == (0, admit):
             own[1:] = [server.clone() for _ in own[1:]]
         if (step + 1) % n_fetch == 0:
             fetched[worker] = server.clone()

@@ -180,7 +180,7 @@ def test_convolutions_that_are_cut_are_run_dry_to_the_byte_and_the_instant(trunk
 
 
 @pytest.mark.parametrize("trunk", ["channels", "height"])
-def test_sums_of_batch_normalisation_are_run_dry(trunk: str) -> None:
+def test_sums_of_batch_normalization_are_run_dry(trunk: str) -> None:
     """Running statistics, which meet at the start and by channels at an epoch's end, are no numbers of a dry run."""
     real, dry = _both(f"hybrid(trunk={trunk})", lambda: convolving(nn.BatchNorm2d(4)), bucket_bytes=16)
     at_start = 3 * 2
@@ -190,6 +190,8 @@ def test_sums_of_batch_normalisation_are_run_dry(trunk: str) -> None:
 
 @pytest.mark.parametrize("spec", [spec for spec in out_of_step(3) if spec in _possible_specs()])
 def test_epochs_end_as_in_training(spec: str) -> None:
+    if spec == "decoupled_diloco":
+        spec += "(quorum=1)"  # else a merge does not wait for workers that have ended
     _assert_same(*_both(spec, perceptron, bucket_bytes=16, epochs=2))
 
 

@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from torch.nn import functional
 
 from conformance.jobs import (
-    batch,
     blobs,
     cosine,
+    gradient,
     make_job,
-    perceptron,
     saved_vector,
     sha256_of,
     simulated,
@@ -34,15 +32,6 @@ def job_of(spec, workers=2, **learning):
     return make_job(spec, workers, **learning)
 
 
-def gradient(job, vector, worker, step):
-    """The gradient of a worker's batch at a vector, by plain torch."""
-    model = perceptron().to(vector.dtype)
-    torch.nn.utils.vector_to_parameters(vector, model.parameters())
-    images, labels = batch(job, step // STEPS_PER_EPOCH, step % STEPS_PER_EPOCH, worker, job.workers)
-    functional.cross_entropy(model(images.to(vector.dtype)), labels).backward()
-    return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
-
-
 def start_of(job):
     torch.manual_seed(job.learning.seed)
     return vector_of(job.make_model())
@@ -51,28 +40,34 @@ def start_of(job):
 def by_hand(job, *, alpha, tau, together, delta=0.0):
     """Plays the rule: exchanges at the begin of steps, in the order in which the steps begin; gives the center."""
     total = 2 * STEPS_PER_EPOCH
-    centre = start_of(job)
-    own = [centre.clone() for _ in range(job.workers)]
-    velocity = [torch.zeros_like(centre) for _ in range(job.workers)]
+    center = start_of(job)
+    own = [center.clone() for _ in range(job.workers)]
+    velocity = [torch.zeros_like(center) for _ in range(job.workers)]
     begins = [
         (0.0 if together else step * uneven(worker), step, worker)
         for worker in range(job.workers)
         for step in range(total)
     ]
     begins.sort(key=lambda entry: (entry[1], entry[2]) if together else entry)
-    old = centre
+    old = center
     for _, step, worker in begins:
         if worker == 0 or not together:
-            old = centre.clone()
-        pull = alpha * (own[worker] - old) if step % tau == 0 else torch.zeros_like(centre)
-        found = gradient(job, own[worker] + delta * velocity[worker], worker, step)
+            old = center.clone()
+        pull = alpha * (own[worker] - old) if step % tau == 0 else torch.zeros_like(center)
+        found = gradient(
+            job,
+            own[worker] + delta * velocity[worker],
+            worker,
+            step % STEPS_PER_EPOCH,
+            step // STEPS_PER_EPOCH,
+        )
         velocity[worker] = delta * velocity[worker] - cosine(job, step, total) * found
         own[worker] = own[worker] + velocity[worker] - pull
-        centre = centre + pull
-    old = centre.clone()
+        center = center + pull
+    old = center.clone()
     for worker in reversed(range(job.workers)):  # the leader leaves last
-        centre = centre + alpha * (own[worker] - (old if together else centre))
-    return centre
+        center = center + alpha * (own[worker] - (old if together else center))
+    return center
 
 
 @pytest.mark.parametrize("tau", [1, 3])
@@ -109,11 +104,13 @@ def test_alpha_of_zero_leaves_the_workers_alone():
     assert trained.sha256 == sha256_of(start_of(job))
     own = start_of(job)
     for step in range(2 * STEPS_PER_EPOCH):
-        own = own - cosine(job, step, 2 * STEPS_PER_EPOCH) * gradient(job, own, 1, step)
+        own = own - cosine(job, step, 2 * STEPS_PER_EPOCH) * gradient(
+            job, own, 1, step % STEPS_PER_EPOCH, step // STEPS_PER_EPOCH
+        )
     torch.testing.assert_close(vector_of(trained.models[1]), own, **REORDERED)
 
 
-def test_the_centre_is_what_is_tested_and_saved(tmp_path):
+def test_the_center_is_what_is_tested_and_saved(tmp_path):
     job = job_of("easgd(tau=2)", dtype=torch.float32, folder=tmp_path)
     trained = simulated(job, UNEVEN)
     saved = saved_vector(tmp_path)

@@ -18,7 +18,7 @@ from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.strategies.gossip.d_psgd import DPSGD
 from polyrhythm.strategies.topology import Topology
-from polyrhythm.training.checkpoint import latest_checkpoint, load_checkpoint
+from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
 from tolerances import REORDERED
 
 WORKERS = 4
@@ -129,7 +129,7 @@ def trained(job: Job, folder: Path) -> tuple[Tensor, Tensor]:
     """Trains in virtual time; gives every worker's own parameters, from the last checkpoint, and the run's model."""
     kept = replace(job, checkpointing=CheckpointConfig(folder=folder, checkpoints=1))
     models = simulated(kept, UNEVEN).models
-    tensors, facts = load_checkpoint(latest_checkpoint(folder / FOLDER))
+    tensors, facts = load_checkpoint(checkpoints(folder / FOLDER)[0])
     own = []
     for worker in range(job.workers):
         state = {name: tensors.get(f"worker.{worker}.part.{name}") for name in ("parameters", "numerator")}
@@ -147,9 +147,9 @@ def assert_same(found: tuple[Tensor, Tensor], expected: Tensor, mean: Tensor) ->
     assert (expected[1] - expected[2]).abs().max() > 1e-4
 
 
-def thirds(neighbours: dict[int, tuple[int, int]]) -> Tensor:
+def thirds(neighbors: dict[int, tuple[int, int]]) -> Tensor:
     matrix = torch.eye(WORKERS, dtype=torch.float64) / 3
-    for worker, others in neighbours.items():
+    for worker, others in neighbors.items():
         matrix[worker, list(others)] = 1 / 3
     return matrix
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from conformance.jobs import CLASSES, SIDE, blobs, make_job, plain_loop, simulated, uneven, vector_of
 from polyrhythm.errors import RequestError
@@ -37,8 +37,8 @@ def test_workers_together_train_as_one_with_their_batches(scheme: str, workers: 
     spec = f"hybrid(scheme={scheme})"
     job = make_job(spec, workers, model=convolutional, dtype=torch.float64, optimizer=optimizer)
     expected = vector_of(plain_loop(job, together=workers))
-    for model in simulated(job, UNEVEN).models:
-        torch.testing.assert_close(vector_of(model), expected, **REORDERED)
+    model = simulated(job, UNEVEN).models[0]
+    torch.testing.assert_close(vector_of(model), expected, **REORDERED)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd(momentum=0.9)", "adam(lr=0.01)"])
@@ -56,8 +56,8 @@ def test_convolutions_that_are_cut_train_as_one_worker_with_all_batches(
 ) -> None:
     job = make_job(spec, workers, model=convolutional, dtype=torch.float64, optimizer=optimizer)
     expected = vector_of(plain_loop(job, together=workers))
-    for model in simulated(job, UNEVEN).models:
-        torch.testing.assert_close(vector_of(model), expected, **REORDERED)
+    model = simulated(job, UNEVEN).models[0]
+    torch.testing.assert_close(vector_of(model), expected, **REORDERED)
 
 
 def normed() -> nn.Module:
@@ -68,12 +68,16 @@ def normed() -> nn.Module:
 
 
 @pytest.mark.parametrize("trunk", ["channels", "height"])
-def test_batches_are_normalised_as_one_and_all_workers_hold_its_statistics(trunk: str) -> None:
+def test_batches_are_normalized_as_one_and_all_workers_hold_its_statistics(trunk: str) -> None:
     job = make_job(f"hybrid(trunk={trunk})", 3, model=normed, dtype=torch.float64)
     expected = plain_loop(job, together=3)
-    for model in simulated(job, UNEVEN).models:
-        for own, wanted in zip(model.state_dict().values(), expected.state_dict().values(), strict=True):
-            torch.testing.assert_close(own, wanted, **REORDERED)
+    first, *others = simulated(job, UNEVEN).models
+    for own, wanted in zip(first.state_dict().values(), expected.state_dict().values(), strict=True):
+        torch.testing.assert_close(own, wanted, **REORDERED)
+    buffers = [[*model.buffers()] for model in others if not next(model.buffers()).is_meta]
+    assert len(buffers) == 2, "attempts to build it of shapes alone are no workers"
+    for own in buffers:
+        torch.testing.assert_close(own, [*expected.buffers()], **REORDERED)
 
 
 @pytest.mark.parametrize("trunk", ["channels", "height"])
@@ -106,6 +110,49 @@ def test_all_schemes_send_the_same_numbers_in_more_or_fewer_messages() -> None:
     # worker sends both others outputs and their gradients, and only the owner logits and the gradients of examples.
     owner, other, all_at_once = 2 * 4, 2 * 2 + 2, 2 * 6
     assert sent["b"] - sent["a"] == pytest.approx((owner + 2 * other - all_at_once) * 64)
+
+
+class _Nothing(nn.Module):
+    """A layer that does nothing; with a number that is no buffer, it is not built of shapes alone."""
+
+    def __init__(self, number: object) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images
+
+
+@pytest.mark.parametrize("spec", ["hybrid", "hybrid(trunk=height)", "hybrid(scheme=b)"])
+def test_workers_that_begin_with_shapes_alone_train_with_the_same_bits(spec: str) -> None:
+    def made(number: object) -> nn.Module:
+        layers = [*convolutional()]
+        return nn.Sequential(*layers[:2], _Nothing(number), *layers[2:])
+
+    hollow = simulated(make_job(spec, 3, model=lambda: made(None), optimizer="adam"), UNEVEN)
+    full = simulated(make_job(spec, 3, model=lambda: made(torch.zeros(1)), optimizer="adam"), UNEVEN)
+    assert [model[4].weight.is_meta for model in hollow.models] == [False, True, True]
+    assert hollow.sha256 == full.sha256
+
+
+def _bytes_held(model: nn.Module) -> int:
+    """Return the bytes of the memory behind the parameters and gradients of a network."""
+    tensors = [each for parameter in model.parameters() for each in (parameter.data, parameter.grad)]
+    storages = {
+        storage.data_ptr(): storage.nbytes()
+        for storage in (each.untyped_storage() for each in tensors if each is not None and not each.is_meta)
+    }
+    return sum(storages.values())
+
+
+def test_only_owners_have_memory_for_their_neurons() -> None:
+    def wide() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 6000), nn.ReLU(), nn.Linear(6000, CLASSES))
+
+    models = simulated(make_job("hybrid", 3, model=wide)).models
+    whole = sum(parameter.nbytes for parameter in wide().parameters())
+    assert _bytes_held(models[0]) == pytest.approx(whole, rel=0.01)  # for the last test, without gradients
+    assert [_bytes_held(model) for model in models[1:]] == [0, 0]  # shapes alone, next to the own rows
 
 
 def test_what_it_cannot_train_is_refused_with_the_reason() -> None:

@@ -1,4 +1,4 @@
-"""Optimisers that look at all workers' data: whole runs against plain loops, losses, and refusals."""
+"""Optimizers that look at all workers' data: whole runs against plain loops, losses, and refusals."""
 
 from __future__ import annotations
 

@@ -71,16 +71,16 @@ def test_asynchronous_groups_of_local_sgd_by_hand():
     )
     found = simulated(job, ConstantCluster(step_s=lambda worker: 0.01 if worker < 2 else 0.0221))
     torch.manual_seed(job.learning.seed)
-    centre = vector_of(job.make_model().double())
+    center = vector_of(job.make_model().double())
     rounds = job.steps_per_epoch * job.learning.epochs // steps
     arrivals = [(0.01 * steps * (n + 1), 0, n) for n in range(rounds)]
     arrivals += [(0.0221 * steps * (n + 1), 1, n) for n in range(rounds)]
-    read = {0: centre, 1: centre}
+    read = {0: center, 1: center}
     for _, group, number in sorted(arrivals):
         members = (2 * group, 2 * group + 1)
         moved = local_rounds(job, members, steps, read[group], number) - read[group]
-        read[group] = centre = centre + moved
-    torch.testing.assert_close(vector_of(found.models[0]), centre, **REORDERED)
+        read[group] = center = center + moved
+    torch.testing.assert_close(vector_of(found.models[0]), center, **REORDERED)
 
 
 @pytest.mark.parametrize("replicas", [2, 4])

@@ -131,7 +131,7 @@ def test_values_that_skip_stages_are_carried_on() -> None:
         assert torch.equal(vector_of(simulated(job_of(spec, 4, model=Skipping)).models[0]), vector_of(whole))
 
 
-def test_random_numbers_and_normalisation_do_not_depend_on_where_the_network_is_cut() -> None:
+def test_random_numbers_and_normalization_do_not_depend_on_where_the_network_is_cut() -> None:
     """Nor do running statistics, of which the test loss is made."""
     found = {
         (spec, workers): simulated(job_of(spec, workers, model=drawing, optimizer="adam"))
@@ -234,34 +234,34 @@ def test_copies_of_stages_are_one_large_batch(stages: int) -> None:
     )
 
 
-def normalising() -> nn.Module:
+def normalizing() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 2, 3, padding=1), nn.BatchNorm2d(2),
         nn.Flatten(), nn.Linear(2 * SIDE * SIDE, CLASSES),
     )  # fmt: skip
 
 
-def test_one_microbatch_is_normalised_by_the_whole_batch_and_several_each_by_its_own() -> None:
+def test_one_microbatch_is_normalized_by_the_whole_batch_and_several_each_by_its_own() -> None:
     """Running statistics, too, are then those that torch keeps of whole batches; outputs of several are not."""
-    whole = microbatched(job_of("pipeline", 3, model=normalising), 1)
-    found = simulated(job_of("pipeline(microbatches=1)", 3, model=normalising)).models[0]
+    whole = microbatched(job_of("pipeline", 3, model=normalizing), 1)
+    found = simulated(job_of("pipeline(microbatches=1)", 3, model=normalizing)).models[0]
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-6, atol=1e-7)
-    several = simulated(job_of("pipeline(microbatches=4)", 3, model=normalising)).models[0]
+    several = simulated(job_of("pipeline(microbatches=4)", 3, model=normalizing)).models[0]
     assert torch.equal(
-        vector_of(several), vector_of(microbatched(job_of("pipeline", 3, model=normalising), 4))
+        vector_of(several), vector_of(microbatched(job_of("pipeline", 3, model=normalizing), 4))
     )
     assert not torch.allclose(vector_of(several), vector_of(whole), rtol=1e-3)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("microbatches", [4, 5])
-def test_several_microbatches_are_normalised_by_the_whole_batch_by_choice(
+def test_several_microbatches_are_normalized_by_the_whole_batch_by_choice(
     microbatches: int, recompute: bool
 ) -> None:
     """Stages with such layers wait for all microbatches: outputs and running statistics are those of plain torch."""
     spec = f"pipeline(schedule=gpipe, normalize=batch, microbatches={microbatches}, recompute={recompute})"
-    job = job_of(spec, 3, model=normalising, dtype=torch.float64)
+    job = job_of(spec, 3, model=normalizing, dtype=torch.float64)
     whole = microbatched(job, 1)
     found = simulated(job, UNEVEN).models[0]
     for name, value in whole.state_dict().items():
@@ -270,7 +270,7 @@ def test_several_microbatches_are_normalised_by_the_whole_batch_by_choice(
         job_of(
             f"pipeline(schedule=gpipe, microbatches={microbatches})",
             3,
-            model=normalising,
+            model=normalizing,
             dtype=torch.float64,
         )
     )

@@ -11,7 +11,7 @@ from conformance.jobs import blobs, make_job, simulated, uneven, vector_of
 from equivalence.arrivals import Workers
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import build
-from polyrhythm.strategies.parameter_server.rules.aggregator import AGGREGATORS, squared_distances
+from polyrhythm.strategies.aggregator import AGGREGATORS, squared_distances
 
 
 def by_krum(gradients, f):

@@ -29,7 +29,7 @@ def main(strategy: str, folder: Path) -> None:
     with polyrhythm.join(strategy) as group:
         model = nn.Linear(5, 2)
         model, optimizer = group.distribute(model, torch.optim.SGD(model.parameters(), lr=0.01))
-        shard = group.shard(DataLoader(data, BATCH_SIZE, shuffle=True), deal="drawn")
+        shard = group.shard(DataLoader(data, BATCH_SIZE, shuffle=True), batches="dynamic")
         seen: list[list[int]] = []
         for _ in group.epochs(EPOCHS):
             seen.append([])

@@ -23,6 +23,9 @@ def missing(*programs: str) -> list[str]:
     return [program for program in programs if shutil.which(program, path=path) is None]
 
 
+FORKED = b"polyrhythm.launch.rank_server"
+
+
 def may_log_in() -> bool:
     """Whether this user has a login shell."""
     try:
@@ -39,6 +42,10 @@ def ranks_of(folder: Path) -> dict[int, int]:
             continue
         with suppress(OSError, ValueError):
             words = (entry / "cmdline").read_bytes().split(b"\0")
+            if FORKED in words:
+                name, rank = (entry / "comm").read_text().split()
+                if name == "rank" and (entry / "cwd").readlink() == folder.parent:
+                    found[int(rank)] = int(entry.name)
             if str(folder).encode() not in words or b"submit" in words or b"train" not in words:
                 continue
             told = dict(each.partition(b"=")[::2] for each in (entry / "environ").read_bytes().split(b"\0"))

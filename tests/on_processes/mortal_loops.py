@@ -35,6 +35,18 @@ def share(place: int, present: int) -> list[list[int]]:
     return [order[at : at + together][place::present] for at in range(0, task.POINTS, together)]
 
 
+def divided(place: int) -> list[list[int]]:
+    """Return the epoch of one of the first two workers in which the third has failed; see `mortal_loop_task`.
+
+    The last step has all images of the broken step that the failed worker had been dealt, in addition to its own.
+    """
+    *before, _ = share(place, 3)
+    missed = share(2, 3)[task.KILLED_AT]
+    images = [*range(task.POINTS - 3 * task.BATCH_SIZE, task.POINTS), *missed]
+    assert len(before) == task.KILLED_AT + 1
+    return [*before, images[place::2]]
+
+
 def is_dead(victim: int, place: int, epoch: int, step: int) -> bool:
     """Whether a worker without a successor has died before it took a step."""
     return place == victim and (epoch, step) >= (1, task.KILLED_AT)

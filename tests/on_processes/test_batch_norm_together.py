@@ -1,4 +1,4 @@
-"""Synchronised batch normalization on real workers: a run of two is a plain loop over their batches together."""
+"""Synchronized batch normalization on real workers: a run of two is a plain loop over their batches together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from on_processes.test_batch_norm_together import network, part
 if __name__ == "__main__":
     polyrhythm.train(
         data=(part(67, 1), part(30, 2)), model=network(), workers=2, batch_size=6, epochs=2,
-        batch_norm="synchronised", optimizer="sgd(lr=0.02)", out="run", keep_checkpoints=0,
+        batch_norm="synchronized", optimizer="sgd(lr=0.02)", out="run", keep_checkpoints=0,
     )
     print("{{}}")
 """

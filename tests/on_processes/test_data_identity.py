@@ -194,9 +194,9 @@ def test_a_class_more_or_fewer_ends_a_resumed_run_in_one_line(
 
 def test_a_checkpoint_without_names_of_classes_is_refused_by_its_size(photos: Path) -> None:
     run = trained(photos, epochs=1)
-    from polyrhythm.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+    from polyrhythm.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 
-    path = latest_checkpoint(run / "checkpoints")
+    path = checkpoints(run / "checkpoints")[0]
     assert path is not None
     tensors, facts = load_checkpoint(path)
     del facts["trained_on"]

@@ -55,7 +55,7 @@ def test_a_new_head_on_a_trained_body_tells_photographs_apart(photographs: Path)
     command = [sys.executable, "-m", "polyrhythm", "train", "--json", *arguments]
     done = finished(command, photographs.parent)
     assert done.figures["test_top1"] >= 0.7
-    assert "pixels: centred" in (photographs.parent / "run" / "config.yaml").read_text()
+    assert "pixels: centered" in (photographs.parent / "run" / "config.yaml").read_text()
     learned = load_file(photographs.parent / "run" / "model.safetensors")
     given = as_timm(read_tensors(_in_package()))
     for name, tensor in given.items():

@@ -26,7 +26,7 @@ from polyrhythm.roles.job import FaultTolerance
 WORKERS, EPOCHS = 4, 8
 TRAIN = [
     *("train", "--data", "digits", "--model", "mlp", "--json", "--strategy", "ad_psgd", "--out", "run"),
-    *("--deal", "fixed"),
+    *("--batches", "static"),
     *("--optimizer", "sgd(lr=0.04)", "--batch-size", "4", "--workers", str(WORKERS)),
 ]
 

@@ -49,13 +49,13 @@ def train(seat: Seat) -> None:
     flat, part = make(workers)
     assert isinstance(part._optimizer, BucketwiseUpdate)
     taken_back = []
-    take_back = UndoLog.take_back
+    restore = UndoLog.restore
 
     def taking_back(log: UndoLog) -> None:
         taken_back.append(log)
-        take_back(log)
+        restore(log)
 
-    UndoLog.take_back = taking_back  # type: ignore[method-assign]
+    UndoLog.restore = taking_back  # type: ignore[method-assign]
     for number in range(WHOLE_STEPS):
         part.begin(Step(number))
         flat.gradients.fill_(0.1 * seat.rank + number)

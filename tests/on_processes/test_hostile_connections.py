@@ -21,7 +21,7 @@ from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.tcp.handshake import (
     HELLO_BYTES,
     Identity,
-    ProcessGone,
+    ProcessExited,
     TcpCard,
     answer,
 )
@@ -69,7 +69,7 @@ def attack(card: TcpCard, random: Random, count: int) -> Counter[str]:
                     (card, Peer(WORKER, 0)),
                 ]
             )
-            with pytest.raises(ProcessGone):
+            with pytest.raises(ProcessExited):
                 answer(connection, Identity(peer, own), target, random.randbytes(16))
     return expected
 

@@ -106,7 +106,7 @@ def test_a_frame_that_announces_too_much_ends_its_link_with_a_reason_and_takes_n
     run: LiveServer,
 ) -> None:
     told: list[str] = []
-    run.homes[SERVER].tell = told.append
+    run.homes[SERVER].notify = told.append
     run.homes[SERVER].most_bytes = 1000
     greedy = torch.empty(0).new_empty(251)
     run.networks[WORKER].send(SERVER, Message(Kind.PUSH, greedy))
@@ -123,7 +123,7 @@ def test_messages_for_communicators_that_nobody_makes_are_kept_up_to_a_bound(sha
     run = LiveServer(shared_memory)
     run.begin()
     server, worker, told = run.homes[SERVER], run.homes[WORKER], []
-    server.tell = told.append
+    server.notify = told.append
     server.most_bytes = 400 * NUMBERS
     early = run.networks[WORKER].subgroup("late", range(3))
     early.send(SERVER, Message(Kind.PUSH, torch.full((NUMBERS,), 3.0)))

@@ -98,13 +98,13 @@ def held_at(moment: str, arguments: list[str], folder: str, number: int) -> None
     home = importlib.import_module(module)
     act = getattr(home, name)
 
-    def signalled(*given: Any, **options: Any) -> Any:
+    def signaled(*given: Any, **options: Any) -> Any:
         for _ in range(1 if number == signal.SIGINT else 2):
             signal.raise_signal(number)
         Path("went on").touch()
         return act(*given, **options)
 
-    setattr(home, name, signalled)
+    setattr(home, name, signaled)
     sys.argv = ["polyrhythm", *arguments]
     os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT), 2)
     entry.main()

@@ -45,8 +45,8 @@ def brake(tmp_path: Path) -> Brake:
 def start(tmp_path: Path, brake: Brake) -> Iterator[Callable[..., Started]]:
     with ending() as started:
 
-        def run(strategy: str, deal: str = "fixed") -> Started:
-            words = [POLYRHYTHM, *TRAIN, "--strategy", strategy, "--deal", deal]
+        def run(strategy: str, batches: str = "static") -> Started:
+            words = [POLYRHYTHM, *TRAIN, "--strategy", strategy, "--batches", batches]
             started.append(Started(words, tmp_path, tmp_path / "run", brake=brake))
             started[-1].wait_for(lambda event: isinstance(event, WorkerProgress))
             return started[-1]
@@ -80,11 +80,11 @@ def have_joined(command: Started, count: int) -> bool:
     return sum(isinstance(event, WorkerJoined) for event in events) == count
 
 
-@pytest.mark.parametrize("deal", ["fixed", "drawn"])
+@pytest.mark.parametrize("batches", ["static", "dynamic"])
 def test_a_worker_joins_leaves_when_it_is_preempted_and_another_takes_its_place(
-    start: Callable[..., Started], join: Callable[[str], Guest], brake: Brake, deal: str
+    start: Callable[..., Started], join: Callable[[str], Guest], brake: Brake, batches: str
 ) -> None:
-    command = start("parameter_server", deal)
+    command = start("parameter_server", batches)
     first = join("first")
     command.wait_for(guests_steps)
     first.command.process.terminate()
@@ -101,7 +101,7 @@ def test_a_worker_joins_leaves_when_it_is_preempted_and_another_takes_its_place(
     assert figures["images_not_seen"] == 0
     # no gradient of anybody is lost, or applied twice
     gradients = sum(figures["staleness"]["histogram"].values())
-    if deal == "fixed":
+    if batches == "static":
         assert (figures["steps"], gradients) == (STEPS, 3 * STEPS)
     else:
         everything = ((epoch, place) for epoch in range(EPOCHS) for place in range(IMAGES))

@@ -41,7 +41,7 @@ STEPS, SLOW_FROM = EPOCHS * LENGTH, 2 * LENGTH
 TRAIN = [
     *("train", "--data", "digits", "--model", "mlp", "--json", "--strategy", "parameter_server(servers=2)"),
     *("--optimizer", "sgd(lr=0.04)", "--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS)),
-    *("--workers", str(WORKERS), "--deal", "fixed"),
+    *("--workers", str(WORKERS), "--batches", "static"),
 ]
 
 
@@ -208,7 +208,10 @@ def test_a_successor_of_worker_0_takes_up_the_lead(spec: str, servers: int, star
     assert figures["test_top1"] > 0.85
     assert len(of(RunStarted, command)) == len(of(RunEnded, command)) == 1
     assert [event.to_json()["epoch"] for event in of(Evaluated, command)] == [1, 2, 3, 4, 5, 6]
-    assert [event.to_json()["epoch"] for event in of(CheckpointSaved, command)] == [1, 2, 3, 4, 5, 6]
+    saved = [event.to_json()["epoch"] for event in of(CheckpointSaved, command)]
+    assert saved == sorted(set(saved))
+    assert saved[-1] == 6
+    assert len(saved) == 6 or any("is skipped there" in text for text in notices(command))  # by a slow disk
     assert [event.to_json()["worker"] for event in of(WorkerLost, command)] == [0]
     (death,) = [text for text in notices(command) if "was killed" in text]
     assert death == (

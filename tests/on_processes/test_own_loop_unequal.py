@@ -65,7 +65,7 @@ def test_several_workers_learn_what_plain_torch_does(
         torch.testing.assert_close(vector, reference(workers, exchange), **REORDERED)
 
 
-def test_pairs_at_their_own_pace_end_with_one_model_that_has_learnt(tmp_path: Path) -> None:
+def test_pairs_at_their_own_pace_end_with_one_model_that_has_learned(tmp_path: Path) -> None:
     run_forked(task.__file__, ["ad_psgd", str(tmp_path)], tmp_path, workers=2, restarts=0)
     first, second = vectors(tmp_path)
     assert torch.equal(first, second)

@@ -43,6 +43,80 @@ def test_a_profile_can_be_simulated(tmp_path: Path) -> None:
     assert 0 < spread["seconds"] != steady["seconds"]
 
 
+SCRIPT = """
+import sys, torch, polyrhythm
+from torch import nn
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(64))
+        self.layers = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        self.layers[0].bias.requires_grad_(False)
+    def forward(self, x):
+        return self.layers(x + self.token)
+
+model = Network()
+optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 0.1)
+with polyrhythm.join("parameter_server") as group:
+    model, optimizer = group.distribute(model, optimizer)
+    for _ in range(int(sys.argv[2])):
+        nn.functional.cross_entropy(model(torch.randn(4, 64)), torch.zeros(4, dtype=torch.long)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+print("end of the script")
+"""
+
+
+def test_a_script_can_be_profiled_simulated_and_planned(tmp_path: Path) -> None:
+    """Its steps are measured, and then it is ended; its sizes are those of its trained parameters."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    profile = ["profile", "--steps", "5", "--json"]
+    own = ["--model", "sizes(file='here.yaml')", "--batch-size", "4", "--json"]
+    changing = SCRIPT.replace("torch.randn(4, 64))", "torch.randn(4, 1 + _ % 2, 64)).mean(1)")
+    (tmp_path / "changing.py").write_text(changing)
+    measured, simulated, planned, short, twice, varied = shell(
+        tmp_path,
+        [*profile, "--out", "here.yaml", "train.py", "--steps", "1000000"],
+        [
+            "simulate",
+            "--cluster",
+            "here.yaml",
+            "--gradients",
+            "none",
+            "--steps",
+            "50",
+            "--workers",
+            "1",
+            *own,
+        ],
+        ["plan", "--cluster", "here.yaml", "--target", "images=1e5", "--workers", "1", *own],
+        [*profile, "--out", "short.yaml", "train.py", "--steps", "3"],
+        [*profile, "--out", "twice.yaml", "--model", "mlp", "train.py", "--steps", "3"],
+        [*profile, "--out", "varied.yaml", "changing.py", "--steps", "1000000"],
+    )
+    assert "end of the script" not in measured.out
+    step = open_cluster(tmp_path / "here.yaml").step_of
+    assert step is not None
+    assert [(each.name, each.parameters) for each in step.layers] == [
+        ("", 64),
+        ("layers.0", 64 * 32),
+        ("layers.2", 32 * 10 + 10),
+    ]
+    assert all(each.seconds > 0 for each in step.layers)
+    assert step.batch_size == 4
+    median_s = measured.figures["step_s"]
+    assert simulated.figures["images_per_s"] == pytest.approx(4 / median_s, rel=0.9)  # steps vary
+    best = planned.figures["choices"][0]
+    assert best["seconds"][0] == pytest.approx(1e5 / best["images_per_s"])
+    assert "inputs of 2 shapes: the step time holds for this mix" in varied.err
+    assert "inputs of" not in measured.err
+    assert "ended before it had taken" in short.complaint
+    assert "--model is of a measured model" in twice.complaint
+    assert not (tmp_path / "short.yaml").exists()
+    assert not (tmp_path / "twice.yaml").exists()
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")
 def test_the_link_between_two_hosts(tmp_path: Path, hosts: list[str]) -> None:

@@ -21,7 +21,16 @@ from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, read_recordi
 TRAIN = ["train", "--data", "digits", "--epochs", "2", "--json"]
 RUNS = {
     "asynchronous": [
-        *("--strategy", "parameter_server(servers=2)", "--workers", "3", "--model", "mlp", "--deal", "fixed")
+        *(
+            "--strategy",
+            "parameter_server(servers=2)",
+            "--workers",
+            "3",
+            "--model",
+            "mlp",
+            "--batches",
+            "static",
+        )
     ],
     "drawn": ["--strategy", "parameter_server(servers=2)", "--workers", "3", "--model", "mlp"],
     "drawn, gossip": ["--strategy", "ad_psgd", "--workers", "3", "--model", "mlp"],

@@ -25,7 +25,7 @@ COMMAND = [
         "2",
     ),
     *("--strategy", "parameter_server(servers=2)", "--optimizer", "sgd(lr=0.001, momentum=0.9)"),
-    *("--deal", "fixed"),
+    *("--batches", "static"),
 ]
 
 

@@ -226,7 +226,7 @@ def test_too_little_memory_means_tcp_and_one_warning() -> None:
         (leads, said), *others = processes.hear_all(range(3))
         assert leads
         assert said == [
-            "no shared memory between the ranks of this host, TCP instead (rank 0: 8 MiB cannot be had: "
+            "no shared memory between the ranks of this host, TCP instead (rank 0: 8 MiB cannot be allocated: "
             "File too large)"
         ]
         assert others == [(True, [])] * 2

@@ -10,7 +10,7 @@ import torch
 from conformance.rank_processes import PATIENCE_S, RankProcesses, Seat
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.rendezvous import tell_of_loss
+from polyrhythm.communication.transports.torch_distributed.rendezvous import record_loss
 from polyrhythm.errors import PeerLost
 
 
@@ -96,7 +96,7 @@ def test_word_of_a_death_reaches_who_has_no_link_to_the_dead() -> None:
     with RankProcesses(_wait_for_a_stranger, 2) as ranks:
         ranks.hear_all(range(2))
         ranks.kill(1)
-        tell_of_loss(ranks.store, Peer(1, 0), Peer(0, 0))
+        record_loss(ranks.store, Peer(1, 0), Peer(0, 0))
         assert ranks.hear(0)[0] == "lost 1"
 
 
@@ -117,7 +117,7 @@ def test_nobody_waits_for_one_who_died_before_it_joined() -> None:
     with RankProcesses(_open_a_link_to_one_who_never_joins, 2) as ranks:
         assert [ranks.hear(0), ranks.hear(1)] == ["ready", "alive"]
         ranks.kill(1)
-        tell_of_loss(ranks.store, Peer(1, 0), Peer(0, 0))
+        record_loss(ranks.store, Peer(1, 0), Peer(0, 0))
         lost, seconds = ranks.hear(0)
         assert lost == 1
         assert seconds < PATIENCE_S / 2  # which includes the wait for rank 1 to be there at all

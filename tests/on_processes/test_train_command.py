@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -353,7 +354,7 @@ def test_unreadable_images_are_left_out_if_asked(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pets", "run"]
 
 
-def test_why_holds_a_run_against_the_link_that_was_measured_after_it(tmp_path: Path) -> None:
+def test_summary_why_and_report_name_the_same_bottleneck_with_the_same_gain(tmp_path: Path) -> None:
     train = [
         "train",
         "--data",
@@ -367,14 +368,28 @@ def test_why_holds_a_run_against_the_link_that_was_measured_after_it(tmp_path: P
         "--out",
         "run",
     ]
-    trained, why, elsewhere = shell(
-        tmp_path, train, ["why", "run", "--json"], ["why", "run", "--cluster", "office"]
+    trained, why, shown, elsewhere = shell(
+        tmp_path,
+        [*train, "--json"],
+        ["why", "run", "--json"],
+        ["why", "run"],
+        ["why", "run", "--cluster", "office"],
     )
     assert trained.status == why.status == 0
     link = json.loads((tmp_path / "run" / "environment.json").read_text())["link"]
     assert link["latency_s"] > 0
     assert link["bandwidth_bytes_per_s"] > 0
-    assert why.figures["cluster"] == "the run's machine, as it was measured"
     assert why.figures["another"] is False
-    assert why.figures["rehearsed_images_per_s"] > 0
+    bound, figures = trained.figures["held_back"], why.figures
+    assert figures["rehearsed_images_per_s"] > 0
+    assert [cause["what"] for cause in figures["causes"]] == list(bound["gains"])
+    report = unescape((tmp_path / "run" / "report.html").read_text())
+    assert bound["problem"][1:] in report
+    assert figures["bottleneck"] == bound["problem"]
+    assert bound["problem"] in " ".join(shown.out.split())
+    if bound["gain"]:
+        assert figures["causes"][0]["gain"] == pytest.approx(bound["gain"])
+        gain = f"{100 * bound['gain']:+.0f} %"
+        assert gain in " ".join(shown.out.split())  # in the table of causes
+        assert f"{gain} images/s" in report
     assert "which --cluster names: other machines" in " ".join(elsewhere.out.split())

@@ -58,10 +58,12 @@ LAYERS = 4
 
 OPTIONS: dict[str, dict[str, list[Any]]] = {
     "ad_psgd": {"topology": _TOPOLOGIES},
+    "admm": _ROUNDS | {"rho": [0.1, 1.0]},
     "backup_workers": _SERVED | {"spare": [0, 1, 2]},
     "bmuf": _ROUNDS | {"nesterov": [False, True], "block_momentum": [0.5]},
     "d_psgd": {"topology": _TOPOLOGIES},
     "dc_asgd": _SERVED | {"variant": ["a", "c"], "m": [0.0, 0.5]},
+    "decoupled_diloco": _SERVERS | {"steps": [3, 4], "quorum": [1]},
     "diloco": {"steps": [1, 2, 3], "outer": ["sgd(lr=0.5, momentum=0)", "adam(lr=0.01)"]},
     "downpour": _SERVERS
     | {"n_fetch": [1, 2, 3], "n_push": [1, 2, 3], "local_rate": [0.0, 0.5], "warm_start_steps": [3]},
@@ -95,6 +97,7 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     },
     "post_local_sgd": _ROUNDS | {"after": [0, 2, 100]},
     "sandblaster": _SERVERS | {"portions": [1, 2, 3], "memory": [0, 3], "trials": [0, 2], "tolerance": [0.1]},
+    "scaffold": _ROUNDS,
     "sgp": {"topology": _TOPOLOGIES, "overlap": [False, True]},
     "slowmo": _ROUNDS | {"slow_momentum": [0.0, 0.8], "base": ["sgp", "d_psgd", "ad_psgd"]},
     "softsync": _SERVED | {"n": [1, 2], "merge": _MERGES},

@@ -442,7 +442,7 @@ def test_auto_follows_uneven_workers_from_the_first_steps_and_says_so(tmp_path, 
     (notice,) = notices(events)
     assert "are uneven: the slowest takes " in notice  # a server takes time of the slow one's host
     assert "--balance off" in notice
-    assert spec != "synchronous" or "400% longer" in notice
+    assert spec != "synchronous" or "400 % longer" in notice
 
 
 @pytest.mark.parametrize("spec", FOLLOWING)

@@ -16,6 +16,7 @@ from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, NoiseMeasured, Notice, RunEnded
+from polyrhythm.launch.devices import computing_with
 from polyrhythm.reporting.event_log import Observer
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.simulation.run import ConstantCluster
@@ -93,7 +94,8 @@ def test_a_run_grows_and_is_that_of_the_batches_it_came_to(
     assert sum(isinstance(event, RunEnded) for event in seen.events) == 1
     schedule = Auto(every=0.25, factors=(1, 2, 4, 4), gains=tuple(figures["batch_gains"]))
     job = assemble(configure(JOB | {"batch_schedule": schedule}), CheckpointConfig(checkpoints=0))
-    assert simulated(job).sha256 == figures["parameters_sha256"]
+    with computing_with(1):  # as the run
+        assert simulated(job).sha256 == figures["parameters_sha256"]
 
 
 def test_a_run_that_was_cut_short_goes_on_with_what_was_decided(

@@ -23,7 +23,7 @@ def scripts() -> Iterator[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER.parent))
         patch.syspath_prepend(str(FOLDER))
-        yield {name: importlib.import_module(name) for name in ("throughput", "convergence")}
+        yield {name: importlib.import_module(name) for name in ("throughput", "convergence", "by_verb")}
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,15 @@ def rows(scripts: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in found}
 
 
-def test_every_row_of_the_paper_comes_out_within_ten_percent(rows: dict[str, dict[str, Any]]) -> None:
+def test_every_row_of_the_paper_comes_out_within_eight_percent(rows: dict[str, dict[str, Any]]) -> None:
     assert len(rows) == 7
-    assert {name: row["error"] for name, row in rows.items() if abs(row["error"]) > 0.1} == {}
+    assert {name: row["error"] for name, row in rows.items() if abs(row["error"]) > 0.08} == {}
+
+
+def test_servers_of_their_own_gain_a_few_percent(rows: dict[str, dict[str, Any]]) -> None:
+    """The paper has 3.5 and 5.8 %: next to workers, a server takes one of the 16 cores that feed four GPUs."""
+    three = {row["placement"]: row["simulated"] for row in rows.values() if row["servers"] == 3}
+    assert 1.01 < three["dedicated"] / three["shared"] < 1.06
 
 
 def test_two_rows_are_calibrated_on_and_five_follow(rows: dict[str, dict[str, Any]]) -> None:
@@ -89,3 +95,18 @@ def test_more_nodes_take_more_steps_to_a_loss_and_less_time_as_in_table_3(script
     assert min(run.steps for run in eight) > max(run.steps for run in alone)
     speedup = statistics.mean(run.seconds for run in alone) / statistics.mean(run.seconds for run in eight)
     assert 3 < speedup < 7  # theirs: 4.73, for 6.52 times as many images a second
+    committed = json.loads((FOLDER / "convergence.json").read_text(encoding="utf-8"))["rows"]
+    for row, runs in ((committed[0], alone), (committed[-1], eight)):  # with the printed spread over seeds
+        spread = 2 * row["steps_deviation"]
+        assert statistics.mean(run.steps for run in runs) == pytest.approx(row["steps"], abs=spread)
+
+
+@pytest.mark.parametrize("row", [0, 1, 4])
+def test_the_committed_rows_of_the_verb_are_printed_again(scripts: dict[str, Any], row: int) -> None:
+    """Without gradients virtual time is the same on every machine."""
+    by_verb = scripts["by_verb"]
+    committed = json.loads((FOLDER / "by_verb.json").read_text(encoding="utf-8"))[row]
+    dedicated = committed["nodes"] > committed["workers"]
+    options = by_verb.options_of(committed["workers"], committed["servers"], 1, dedicated=dedicated)
+    rate = by_verb.images_per_s(options, 100)
+    assert f"{rate:.1f}" == f"{committed['replicas=1']['images_per_s']:.1f}"

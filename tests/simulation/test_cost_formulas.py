@@ -139,8 +139,8 @@ def test_two_levels_share_the_links_of_their_hosts(hosts, ranks_a_host):
         Machine(latency_s=alpha, seconds_per_byte=ranks_a_host * 1e-9, header_bytes=HEADER_BYTES)
         for alpha in (1e-5, 1e-4)
     )
-    told_s = kind.seconds(near, ranks, Payload(1200 * ranks, 4), between=far)
-    assert time.now() == pytest.approx(told_s, rel=1e-12)
+    estimated_s = kind.seconds(near, ranks, Payload(1200 * ranks, 4), between=far)
+    assert time.now() == pytest.approx(estimated_s, rel=1e-12)
 
 
 @pytest.mark.usefixtures("no_progress")
@@ -158,9 +158,9 @@ def test_a_step_of_the_synchronous_server_takes_the_formulas_time(workers, serve
         )
         return result_of(events)
 
-    told_s = synchronous_step_s(LINKS, workers, servers, Payload(WIDE, 4), compute_s=0.01)
+    estimated_s = synchronous_step_s(LINKS, workers, servers, Payload(WIDE, 4), compute_s=0.01)
     longer_s = 2 * workers * 4 * BETA if WIDE % servers else 0.0  # some shards have a number more
-    assert seconds_per_step(run) == pytest.approx(told_s, abs=longer_s + TEXTS * told_s)
+    assert seconds_per_step(run) == pytest.approx(estimated_s, abs=longer_s + TEXTS * estimated_s)
 
 
 @pytest.mark.parametrize("workers", [1, 3, 6])

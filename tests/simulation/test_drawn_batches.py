@@ -116,9 +116,9 @@ def test_the_schedule_follows_the_run_and_not_a_workers_own_steps() -> None:
 
 
 def test_waiting_is_a_share_of_the_runs_length(tmp_path: Path) -> None:
-    """Of 10 s, three of four workers have nothing left to do for 8; drawn, all end within a step of the slow one."""
+    """Of 10 s, three of four workers have nothing left to do for 8; dynamic: all end within a step of the slow one."""
     shares = {}
-    for deal in ("fixed", "drawn"):
+    for batches in ("static", "dynamic"):
         run = api.simulate(
             cluster=uneven(1, 1, 1, 5),
             gradients="none",
@@ -127,14 +127,14 @@ def test_waiting_is_a_share_of_the_runs_length(tmp_path: Path) -> None:
             workers=4,
             data="digits",
             model="mlp",
-            deal=deal,
-            out=tmp_path / deal,
+            batches=batches,
+            out=tmp_path / batches,
         )
-        shares[deal] = run.figures["nothing_left_share"]
-        assert run.figures["waiting_share"] == pytest.approx(shares[deal])
-        assert run.figures["held_back"]["nothing_left_share"] == pytest.approx(shares[deal])
-    assert shares["fixed"] == pytest.approx(3 * 8 / 40)
-    assert shares["drawn"] < 0.15
+        shares[batches] = run.figures["nothing_left_share"]
+        assert run.figures["waiting_share"] == pytest.approx(shares[batches])
+        assert run.figures["held_back"]["nothing_left_share"] == pytest.approx(shares[batches])
+    assert shares["static"] == pytest.approx(3 * 8 / 40)
+    assert shares["dynamic"] < 0.15
 
 
 def covered(events: list[Event]) -> Counter[tuple[int, int]]:
@@ -266,10 +266,10 @@ def test_a_worker_that_dies_after_a_server_leaves_its_batches_to_others(server: 
 def test_lock_step_has_fixed_shares_and_others_draw_unless_told_otherwise() -> None:
     for spec in FREE:
         assert draws("auto", strategy(spec), 4)
-        assert not draws("fixed", strategy(spec), 4)
+        assert not draws("static", strategy(spec), 4)
     for spec in ("synchronous", "ssp", "backup_workers", "local_sgd", "gaia", "d_psgd"):
         assert not draws("auto", strategy(spec), 4)
         with pytest.raises(RequestError, match="equally many steps"):
-            draws("drawn", strategy(spec), 4)
-    config = configure({"data": "digits", "strategy": "easgd", "deal": "fixed"})
+            draws("dynamic", strategy(spec), 4)
+    config = configure({"data": "digits", "strategy": "easgd", "batches": "static"})
     assert not assemble_dry_run(config, 10)[0].draws

@@ -136,8 +136,8 @@ def test_the_run_can_be_used_as_a_teacher_and_to_predict(tmp_path: Path) -> None
     from PIL import Image
 
     run = simulate(**JOB, cluster="office", strategy="ensemble(members=2)", workers=2, out=tmp_path / "all")
-    Image.new("L", (8, 8), 100).save(tmp_path / "grey.png")
-    found = predict(tmp_path / "grey.png", run.folder)
+    Image.new("L", (8, 8), 100).save(tmp_path / "gray.png")
+    found = predict(tmp_path / "gray.png", run.folder)
     assert len(found["images"][0]["networks"]) == 2
     taught = simulate(**JOB, cluster="office", workers=2, teacher=str(run.folder), out=tmp_path / "taught")
     both = "; ".join(str(run.folder / f"member-{number}") for number in range(2))

@@ -123,7 +123,7 @@ def test_a_bug_in_the_keeper_is_found(method: str, bug: Any, found: str) -> None
 @pytest.mark.parametrize(
     ("kind", "spec"), [(DPSGDWorker, "d_psgd"), (SGPWorker, "sgp"), (SGPWorker, "sgp(overlap=True)")]
 )
-def test_a_neighbour_that_is_left_out_is_found(kind: Any, spec: str) -> None:
+def test_a_neighbor_that_is_left_out_is_found(kind: Any, spec: str) -> None:
     take_step = kind.gradients_ready
 
     def forgetful(part: Any, step: Any, learning_rate: float) -> bool:
@@ -168,7 +168,7 @@ def test_a_successor_does_the_steps_that_are_left(worker: int) -> None:
     assert result["seconds"] == pytest.approx(8 + 11, rel=0.01)
 
 
-def test_a_straggler_holds_up_its_neighbours_only_where_all_go_in_step() -> None:
+def test_a_straggler_holds_up_its_neighbors_only_where_all_go_in_step() -> None:
     """Worker 2 is five times as slow. The quickest of the others take their 16 steps in 16 s if they need not wait."""
     slow = "slow(rank=2, factor=5, from_s=0, to_s=1000)"
 

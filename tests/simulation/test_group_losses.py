@@ -127,7 +127,9 @@ def test_a_step_that_counts_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_all_groups_go_on_and_declare_it() -> None:
-    assert all(strategy(spec).faults(4).goes_on and strategy(spec).faults(4).leader for spec in FREE + ROUNDS)
+    assert all(
+        strategy(spec).faults(4).continues and strategy(spec).faults(4).leader for spec in FREE + ROUNDS
+    )
     assert strategy(FREE[4]).faults(4).spares == 1
 
 

@@ -49,6 +49,6 @@ def test_epochs_are_tested_and_all_images_seen_whoever_dies(spec: str, faults: l
 
 
 def test_groups_that_go_in_step_spare_whom_free_ones_do() -> None:
-    assert all(strategy(spec).faults(6).goes_on and strategy(spec).faults(6).leader for spec in IN_STEP)
+    assert all(strategy(spec).faults(6).continues and strategy(spec).faults(6).leader for spec in IN_STEP)
     assert [strategy(spec).faults(6).spares for spec in IN_STEP] == [5] * len(IN_STEP)
-    assert not strategy("mixed(replicas=6)").faults(1).goes_on
+    assert not strategy("mixed(replicas=6)").faults(1).continues

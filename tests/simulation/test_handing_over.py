@@ -99,8 +99,24 @@ def _still(job: Job) -> Any:
     return job.learning.optimizer.model_copy(update={"lr": 1e-12})
 
 
+def test_an_outer_optimizer_neither_takes_nor_leaves_momenta(tmp_path: Path) -> None:
+    """The learners' optimizer is the one that continues; changes of models have other momenta than gradients."""
+    job = job_of("synchronous", folder=tmp_path / "there")
+    before = simulated(first_epochs(job, 1)).result
+    still = handed(job, "decoupled_diloco(steps=2)")
+    found = simulated(replace(still, learning=replace(still.learning, optimizer=_still(still))))
+    assert found.result["test_loss"] == pytest.approx(before["test_loss"], rel=1e-5)
+    job = job_of("decoupled_diloco(steps=2)", optimizer="adam", folder=tmp_path / "back")
+    simulated(first_epochs(job, 1))
+    back = simulated(handed(job, "synchronous"))
+    (notice,) = [event.text for event in back.events if isinstance(event, Notice)]
+    assert notice.endswith("after 1 epoch, with its optimizer's state")
+
+
 @pytest.mark.parametrize("spec", POSSIBLE)
 def test_every_strategy_leaves_its_model_to_the_next(spec: str, tmp_path: Path) -> None:
+    if spec == "decoupled_diloco":
+        spec += "(steps=2)"  # servers have the model once it is merged
     job = job_of(spec, optimizer="sgd(lr=0.05, momentum=0)", folder=tmp_path)
     before = simulated(first_epochs(job, 1)).result
     last = handed(job, "synchronous", workers=2)
@@ -126,7 +142,7 @@ def test_images_that_were_shared_out_are_not_drawn(tmp_path: Path) -> None:
     job = job_of("synchronous", folder=tmp_path)
     simulated(job, ConstantCluster(stop_at_s=0.015))
     with pytest.raises(
-        RequestError, match=r"^epoch 1 is unfinished, .* to the end of an epoch, or give --deal"
+        RequestError, match=r"^epoch 1 is unfinished, .* to the end of an epoch, or give --batches"
     ):
         simulated(handed(job, "parameter_server"))
 
@@ -146,17 +162,17 @@ def test_a_crashed_run_counts_what_is_taken_again_once(
     """The slow worker's steps come after the checkpoint, and the others have trained on: all of it is done again."""
     job = replace(job_of(before, folder=tmp_path, checkpoints=9, epochs=3), draws=draws)
     uneven = ConstantCluster(step_s=lambda worker: 2.5 if worker == 3 else 1.0)
-    told = simulated(job, uneven).events
-    saved = [place for place, event in enumerate(told) if isinstance(event, CheckpointSaved)]
+    stated = simulated(job, uneven).events
+    saved = [place for place, event in enumerate(stated) if isinstance(event, CheckpointSaved)]
     for path in checkpoints(tmp_path / FOLDER)[:-1]:
         path.unlink()
     last = replace(resumed(job), strategy=strategy(after))
     found = simulated(last, uneven)
-    figures = RunFigures.of([*told[: saved[1]], *found.events])
+    figures = RunFigures.of([*stated[: saved[1]], *found.events])
     assert figures.images_seen + found.result["images_not_seen"] == 3 * IMAGES
 
 
-def test_another_optimiser_begins_anew(tmp_path: Path) -> None:
+def test_another_optimizer_begins_anew(tmp_path: Path) -> None:
     job = job_of("synchronous", folder=tmp_path)
     simulated(first_epochs(job, 1))
     last = handed(job_of("synchronous", folder=tmp_path, optimizer="adam"), "local_sgd")

@@ -18,7 +18,7 @@ from polyrhythm.roles.world import FORWARD_SHARE, DrawnPace
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.role_assignment import RoleAssignment
-from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -39,7 +39,7 @@ def steady_step_s(spec, shape, bandwidth):
         network = cluster.communicator(rank)
         plan = OptimizerPlan("SGD", (), 0.0)
         setting = WorkerSetting(network, network, RoleAssignment((0, 1)), flat, plan)
-        part = WorkerCalls(build("strategy", spec, *FAMILIES).worker(setting))
+        part = build("strategy", spec, *FAMILIES).worker(setting)
         pace = DrawnPace(time, lambda: STEP_S)
         part.start(0)
         for number in range(STEPS):
@@ -62,7 +62,7 @@ def transfer_s(numbers, bandwidth):
     return 2 * (LATENCY_S + (HEADER_BYTES + 4 * numbers / 2) / bandwidth)
 
 
-def modelled_step_s(shape, bandwidth):
+def modeled_step_s(shape, bandwidth):
     """The timing model, stepped until it repeats itself."""
     sizes, shares = shape
     buckets = range(len(sizes))
@@ -87,7 +87,7 @@ def modelled_step_s(shape, bandwidth):
 @pytest.mark.parametrize("shape", [LIKE_DEEP_IMAGE, EVEN], ids=["like_deep_image", "even"])
 def test_in_order_the_timing_model_is_met(shape, bandwidth):
     found = steady_step_s("lazy_synchronous(piece_bytes=0)", shape, bandwidth)
-    assert found == pytest.approx(modelled_step_s(shape, bandwidth), rel=1e-9)
+    assert found == pytest.approx(modeled_step_s(shape, bandwidth), rel=1e-9)
 
 
 @pytest.mark.parametrize("bandwidth", [1e6, 3e6, 1e7, 1e8])

@@ -81,7 +81,7 @@ def test_a_mean_without_what_a_lost_worker_had_pushed_is_found(monkeypatch: pyte
 
     def without(self: LeafRule, batch: Sequence[Contribution], version: int) -> Applied:
         assert isinstance(self.gate, LeafGate)
-        there = [entry for entry in batch if entry.pusher in self.gate.there]
+        there = [entry for entry in batch if entry.pusher in self.gate.present]
         return apply(self, there or batch, version)
 
     monkeypatch.setattr(LeafRule, "apply", without)
@@ -90,7 +90,7 @@ def test_a_mean_without_what_a_lost_worker_had_pushed_is_found(monkeypatch: pyte
 
 def test_the_loss_of_a_leaf_ends_the_run() -> None:
     made = strategy("hierarchical(consistency=asynchronous)")
-    assert made.faults(4).goes_on
+    assert made.faults(4).continues
     assert made.faults(4).leader
-    assert [made.faults(4).keeps_shards([0]), made.faults(1).goes_on, made.faults(1).leader] == [False] * 3
+    assert [made.faults(4).keeps_shards([0]), made.faults(1).continues, made.faults(1).leader] == [False] * 3
     assert strategy(SPECS[-1]).faults(6).spares == 1

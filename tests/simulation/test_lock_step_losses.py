@@ -76,7 +76,7 @@ def test_a_robust_aggregator_bears_as_many_losses_as_it_may(
     """What is left must be 2f + 3 gradients for Krum, 4f + 3 for Bulyan, 2f + 1 for the median and the trimmed mean."""
     chosen = strategy(f"parameter_server(consistency=synchronous, aggregator={aggregator})")
     assert min(chosen.faults(workers).spares, workers - 1) == spared
-    assert chosen.faults(workers).goes_on == (spared > 0)
+    assert chosen.faults(workers).continues == (spared > 0)
 
 
 def test_too_few_gradients_for_a_robust_aggregator_end_the_run_with_a_line() -> None:

@@ -10,7 +10,7 @@ import pytest
 from polyrhythm.events import Event, RunEnded
 from polyrhythm.simulation.trials import play
 from polyrhythm.strategies.parameter_server.downpour import SumRule, SumWorker
-from polyrhythm.strategies.parameter_server.elastic.averaging import CentreLink, CentreRule
+from polyrhythm.strategies.parameter_server.elastic.averaging import CenterLink, CenterRule
 from polyrhythm.strategies.parameter_server.gaia import Post, SiteGate, SiteRound
 from polyrhythm.strategies.parameter_server.hogwild import HogwildWorker
 from polyrhythm.verification.invariant import Violation
@@ -19,8 +19,8 @@ from simulation.trying import trial
 Method = Callable[..., Any]
 
 
-def centre_moves_twice(before: Method) -> Method:
-    def planted(self: CentreRule, batch: Any, version: int) -> Any:
+def center_moves_twice(before: Method) -> Method:
+    def planted(self: CenterRule, batch: Any, version: int) -> Any:
         applied = before(self, batch, version)
         self.values.add_(1.0)
         return applied
@@ -29,7 +29,7 @@ def centre_moves_twice(before: Method) -> Method:
 
 
 def worker_keeps_its_place(before: Method) -> Method:
-    def planted(self: CentreLink) -> bool:
+    def planted(self: CenterLink) -> bool:
         kept = self._vector.clone()
         stop: bool = before(self)
         self._vector.copy_(kept)
@@ -86,15 +86,15 @@ def update_is_lost(before: Method) -> Method:
 PLANTS: list[tuple[str, type, str, Callable[[Method], Method], str]] = [
     (
         "easgd(tau=1)",
-        CentreRule,
+        CenterRule,
         "apply",
-        centre_moves_twice,
+        center_moves_twice,
         "the center for rank|the difference for rank",
     ),
-    ("easgd(tau=1)", CentreLink, "take", worker_keeps_its_place, "own parameters after step"),
+    ("easgd(tau=1)", CenterLink, "take", worker_keeps_its_place, "own parameters after step"),
     ("downpour", SumRule, "apply", sum_is_applied_twice, "parameters for rank"),
     ("downpour(n_push=3)", SumWorker, "_push", sum_is_forgotten, "the sum of rank|parameters for rank"),
-    ("gaia(threshold=0)", Post, "hear", packet_is_lost, "the final parameters"),
+    ("gaia(threshold=0)", Post, "receive", packet_is_lost, "the final parameters"),
     ("gaia(lag=0)", SiteGate, "applied", nobody_waits, "rounds of site"),
     ("hogwild", HogwildWorker, "gradients_ready", update_is_lost, "the shared vector after step"),
 ]

@@ -27,7 +27,7 @@ def job_of(spec: str, **options: Any) -> Job:
     return make_job(spec, WORKERS, dataset=blobs(53), batch_size=4, **options)
 
 
-def going_on(job: Job, spec: str) -> Job:
+def continued(job: Job, spec: str) -> Job:
     return replace(resumed(job), strategy=strategy(spec))
 
 
@@ -38,7 +38,7 @@ def test_lock_step_goes_on_to_the_same_bits(before: int, after: int, optimizer: 
     whole = simulated(job_of(spec.format(before), optimizer=optimizer)).result["parameters_sha256"]
     job = job_of(spec.format(before), optimizer=optimizer, folder=tmp_path)
     assert 0 < simulated(job, ConstantCluster(stop_at_s=0.035)).result["steps"] < STEPS
-    found = simulated(going_on(job, spec.format(after)))
+    found = simulated(continued(job, spec.format(after)))
     assert found.result["parameters_sha256"] == whole
     assert found.result["steps"] == STEPS
     (notice,) = [event.text for event in found.events if isinstance(event, Notice)]
@@ -61,7 +61,7 @@ def test_whoever_does_not_go_in_step_takes_all_steps_that_are_left(
 ) -> None:
     job = job_of(spec, folder=tmp_path)
     simulated(job, ConstantCluster(stop_at_s=0.035))
-    result = simulated(going_on(job, others)).result
+    result = simulated(continued(job, others)).result
     servers = strategy(others).traits(WORKERS).servers
     assert sum(result["staleness"]["histogram"].values()) == servers * WORKERS * STEPS
 
@@ -69,9 +69,9 @@ def test_whoever_does_not_go_in_step_takes_all_steps_that_are_left(
 def test_another_rule_is_another_strategy(tmp_path: Path) -> None:
     job = job_of("parameter_server(servers=2)", folder=tmp_path)
     simulated(job, ConstantCluster(stop_at_s=0.035))
-    same = going_on(job, "parameter_server(servers=3)")
+    same = continued(job, "parameter_server(servers=3)")
     assert Archive(same).load().was is None
-    other = going_on(job, "parameter_server(servers=2, consistency=synchronous)")
+    other = continued(job, "parameter_server(servers=2, consistency=synchronous)")
     assert Archive(other).load().was == job.strategy
 
 

@@ -147,11 +147,11 @@ def test_a_step_that_only_the_dead_had_finished_is_taken_again():
 
 
 def test_a_successor_that_comes_before_anybody_has_heard_of_the_loss_holds_nobody_up():
-    often, seldom = (
+    often, rarely = (
         f"kill(rank=any, every_s={every_s}, restart_after_s={pause_s})"
         for every_s, pause_s in ((0.0126, 0.00403), (0.026, 0.0))
     )
-    faults = f"{seldom}; {often}"
+    faults = f"{rarely}; {often}"
     assert failures_of(trial("synchronous", workers=3, steps=4, faults=faults), range(560, 570)) == ()
 
 
@@ -160,13 +160,13 @@ def test_layers_are_updated_one_by_one_to_the_bits_of_whole_updates(pause_s, mon
     """A worker dies at many moments; some steps have updated a bucket or two when they break."""
     monkeypatch.setattr(replica, "FlatParameters", partial(FlatParameters, bucket_bytes=16))
     taken_back = []
-    take_back = UndoLog.take_back
+    restore = UndoLog.restore
 
     def taking_back(log):
         taken_back.append(log)
-        take_back(log)
+        restore(log)
 
-    monkeypatch.setattr(UndoLog, "take_back", taking_back)
+    monkeypatch.setattr(UndoLog, "restore", taking_back)
     for at_s in (0.05 + number * 5e-4 for number in range(12)):
         successors = [(at_s + pause_s, 1)] if pause_s is not None else []
         _, one_by_one = trained([(at_s, 1)], successors)
@@ -181,5 +181,5 @@ def test_layers_are_updated_one_by_one_to_the_bits_of_whole_updates(pause_s, mon
 def test_what_is_not_taken_back_is_found(monkeypatch):
     tried = layers("synchronous", faults="kill(rank=any, every_s=0.05, restart_after_s=0.01)")
     assert try_seeds(tried, range(6)).failures == ()
-    monkeypatch.setattr(UndoLog, "take_back", lambda self: None)
+    monkeypatch.setattr(UndoLog, "restore", lambda self: None)
     assert try_seeds(tried, range(6)).failures != ()

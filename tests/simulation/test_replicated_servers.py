@@ -128,7 +128,7 @@ def test_the_other_server_may_not_be_lost_before_the_shard_has_been_handed_over(
         )
 
 
-def test_servers_that_are_not_neighbours_may_be_lost_together_and_neighbours_not() -> None:
+def test_servers_that_are_not_neighbors_may_be_lost_together_and_neighbors_not() -> None:
     job = job_of("parameter_server(servers=4, replicas=2)")
     apart = result_of(events_of(job, [(0.05, 3), (0.05, 5)]))
     assert apart["servers_lost"] == 2

@@ -139,7 +139,7 @@ def test_in_the_middle_of_an_epoch_what_is_left_is_dealt_out_anew(tmp_path, chai
             )
             assert notice.endswith(f"; a step now has {workers * BATCH_SIZE} images")
         snapshot = Archive(job).load()
-        going = job.going_on(snapshot.begun)
+        going = job.continued(snapshot.begun)
         left = sum(
             going.calendar.images(step, worker)
             for worker in range(workers)
@@ -327,5 +327,5 @@ def test_successors_know_what_others_did_of_an_epoch(tmp_path, spec, lost):
         assert keys <= seen.keys()
         assert sum(seen[key] - 1 for key in keys) <= 3 * BATCH_SIZE  # what was under way is computed again
     assert len(seen) == sum(
-        job.going_on(begun).calendar.images_left(epoch) for epoch in range(min(begun.epochs), 2)
+        job.continued(begun).calendar.images_left(epoch) for epoch in range(min(begun.epochs), 2)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +30,8 @@ AVERAGING = [
     "parallel_sgd",
     "bmuf(steps=2, nesterov=True, optimizer_state=average)",
     "slowmo(steps=2, optimizer_state=reset)",
+    "scaffold(steps=2, optimizer_state=average)",
+    "admm(steps=2)",
     f"diloco(steps={ROUND})",
     f"diloco(steps={ROUND}, fragments=2, delay=1, mixing=0.5)",
     f"diloco(steps={ROUND}, delay=3)",
@@ -60,7 +63,7 @@ class Plain:
         self.model = perceptron()
         self.optimizer = job.learning.optimizer.create(self.model.parameters())
 
-    def step(self, number, place, present):
+    def step(self, number, place, present, term):
         data = self.job.dataset.train
         order = epoch_order(IMAGES, number // LENGTH, self.job.learning.seed)
         seen = dealt(order, number % LENGTH, place, present, WORKERS * BATCH_SIZE)
@@ -68,6 +71,11 @@ class Plain:
             group["lr"] = cosine(self.job, number, STEPS)
         self.optimizer.zero_grad()
         functional.cross_entropy(self.model(data.images(seen)), data.labels[seen]).backward()
+        gradient = torch.cat([value.grad.flatten() for value in self.model.parameters()])
+        added, start = term(self.vector, gradient), 0
+        for value in self.model.parameters():
+            value.grad += added[start : start + value.numel()].view_as(value)
+            start += value.numel()
         self.optimizer.step()
 
     @property
@@ -76,6 +84,63 @@ class Plain:
 
     def put(self, vector):
         torch.nn.utils.vector_to_parameters(vector.clone(), self.model.parameters())
+
+
+class Mean:
+    """The rule of a round in plain torch: no term, and the mean of those models that count."""
+
+    def __init__(self, vector):
+        self.zeros = torch.zeros_like(vector)
+        self.start = vector.clone()
+
+    def term(self, worker, vector, gradient):
+        return self.zeros
+
+    def end_round(self, vectors, counting):
+        self.start = torch.stack([vectors[worker] for worker in counting]).mean(0)
+        return self.start
+
+
+class Duals(Mean):
+    """ADMM's."""
+
+    def __init__(self, vector):
+        super().__init__(vector)
+        self.duals = [self.zeros] * WORKERS
+
+    def term(self, worker, vector, gradient):
+        return RHO * (vector - self.start + self.duals[worker])
+
+    def end_round(self, vectors, counting):
+        self.start = torch.stack([vectors[worker] + self.duals[worker] for worker in counting]).mean(0)
+        for worker, dual in enumerate(self.duals):
+            moved = dual + vectors[worker] - self.start
+            self.duals[worker] = moved if worker in counting else self.zeros
+        assert sum(self.duals).abs().max() < 1e-5, "also after the loss of one"
+        return self.start
+
+
+class Variates(Mean):
+    """SCAFFOLD's."""
+
+    def __init__(self, vector):
+        super().__init__(vector)
+        self.own, self.common, self.seen = [self.zeros] * WORKERS, self.zeros, [[] for _ in range(WORKERS)]
+
+    def term(self, worker, vector, gradient):
+        self.seen[worker].append(gradient)
+        return self.common - self.own[worker]
+
+    def end_round(self, vectors, counting):
+        for worker, seen in enumerate(self.seen):
+            self.own[worker] = torch.stack(seen).mean(0) if worker in counting else self.zeros
+        self.common = torch.stack([self.own[worker] for worker in counting]).mean(0)
+        self.seen = [[] for _ in range(WORKERS)]
+        return super().end_round(vectors, counting)
+
+
+RHO = 0.5
+RULES = {"scaffold": Variates, "admm": Duals}
 
 
 class Outer:
@@ -97,6 +162,7 @@ def reference(job, *, comes_back):
     """Trains as a run in which worker 1 is lost in the second round, and comes back before its end or never."""
     workers = [Plain(job) for _ in range(WORKERS)]
     outer = Outer(workers[0].vector, used="diloco" in str(job.strategy))
+    rule = RULES.get(job.strategy.name, Mean)(workers[0].vector)
     there, counting = [0, 1, 2], [0, 1, 2]
     for number in range(STEPS):
         if number == 2 * ROUND - 1:  # the second round's mean, in which worker 1's replacement comes in
@@ -104,11 +170,11 @@ def reference(job, *, comes_back):
         if number == 2 * ROUND and not comes_back:
             there = counting = [0, 2]
         for place, worker in enumerate(there):
-            workers[worker].step(number, place, len(there))
+            workers[worker].step(number, place, len(there), partial(rule.term, worker))
         if number == 2 * ROUND - 1 and comes_back:
             workers[1] = copy.deepcopy(workers[0])
         if (number + 1) % ROUND == 0 or number + 1 == STEPS:
-            mean = outer.step(torch.stack([workers[worker].vector for worker in counting]).mean(0))
+            mean = outer.step(rule.end_round([worker.vector for worker in workers], counting))
             for worker in workers:
                 worker.put(mean)
             counting = there
@@ -117,7 +183,15 @@ def reference(job, *, comes_back):
 
 @pytest.mark.parametrize("comes_back", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd(lr=0.1, momentum=0.9)", "adamw(lr=0.01)"])
-@pytest.mark.parametrize("spec", [f"local_sgd(steps={ROUND})", f"diloco(steps={ROUND})"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        f"local_sgd(steps={ROUND})",
+        f"diloco(steps={ROUND})",
+        f"scaffold(steps={ROUND})",
+        f"admm(steps={ROUND}, rho={RHO})",
+    ],
+)
 def test_recovery_takes_the_way_of_plain_torch(spec, optimizer, comes_back):
     """What the lost worker did in its round is gone; its successor counts from the mean on."""
     successors = [(IN_ROUND_TWO_S + 0.002, 1)] if comes_back else []
@@ -167,13 +241,7 @@ def test_a_model_that_is_a_copy_of_another_and_counts_is_noticed(monkeypatch):
     kill = "kill(rank=1, at_s=0.05, restart_after_s=0.001)"
     tried = trial("local_sgd(steps=4)", steps=8, faults=kill)
     play(tried, 0, lambda event: None)
-    load_state = RoundsWorker.load_state
-
-    def counts_a_copy(self, state):
-        load_state(self, state)
-        self._weight = 1.0
-
-    monkeypatch.setattr(RoundsWorker, "load_state", counts_a_copy)
+    monkeypatch.setattr(RoundsWorker, "_weigh", lambda self, state: None)
     with pytest.raises(Violation, match="the sum of all workers' mean gradients"):
         play(tried, 0, lambda event: None)
 

@@ -212,7 +212,7 @@ class HastyGate(BoundedStalenessGate):
 
 
 class LazyGate(BoundedStalenessGate):
-    """Reads one step too seldom."""
+    """Reads one step too rarely."""
 
     def _must_read(self, pusher: int) -> bool:
         return self._cached_reads and self._copied[pusher] < self._clocks[pusher] - self._s - 1

@@ -41,7 +41,7 @@ def evaluations(events) -> list[Evaluated]:
     return [replace(event, time_s=0) for event in events if isinstance(event, Evaluated)]
 
 
-def normalised() -> nn.Module:
+def normalized() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))
 
@@ -52,8 +52,8 @@ def normalised() -> nn.Module:
         ("synchronous", {}),
         ("lazy_synchronous", {}),
         ("parameter_server(consistency=synchronous, servers=2)", {}),
-        ("synchronous", {"model": normalised}),
-        ("lazy_synchronous", {"model": normalised}),
+        ("synchronous", {"model": normalized}),
+        ("lazy_synchronous", {"model": normalized}),
     ],
 )
 def test_each_worker_tests_a_part_and_the_result_has_the_bits_of_one(
@@ -88,7 +88,7 @@ def test_parts_of_a_test_are_those_of_the_global_batch(spec: str, tested: list[r
     [
         ("local_sgd(steps=2)", {}),
         ("parameter_server", {}),
-        ("parameter_server(consistency=synchronous)", {"model": normalised}),
+        ("parameter_server(consistency=synchronous)", {"model": normalized}),
         ("synchronous", {"weight_average": 0.9}),
     ],
 )
@@ -98,7 +98,7 @@ def test_what_others_do_not_hold_is_tested_by_worker_0(spec: str, options, teste
 
 
 @pytest.mark.parametrize("at_s", [round(0.01 + 0.005 * place, 3) for place in range(8)])
-@pytest.mark.parametrize("options", [{}, {"model": normalised}], ids=["plain", "normalised"])
+@pytest.mark.parametrize("options", [{}, {"model": normalized}], ids=["plain", "normalized"])
 def test_a_lost_workers_part_is_tested_by_worker_0(at_s: float, options) -> None:
     events = events_of(job_of("synchronous", **options), [(at_s, 1)], [(at_s + 0.02, 1)])
     assert isinstance(events[-1], RunEnded)

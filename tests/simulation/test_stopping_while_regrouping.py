@@ -14,7 +14,7 @@ from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.fault_injector import FaultInjector
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.run import ConstantCluster, job_program, program_of
-from polyrhythm.simulation.simulated_run import constant_run, modelled_run
+from polyrhythm.simulation.simulated_run import constant_run, modeled_run
 from polyrhythm.simulation.trials import play
 from polyrhythm.strategies.role_assignment import roles_in_order
 from simulation.trying import trial
@@ -89,6 +89,7 @@ def test_who_missed_the_mean_after_which_others_have_stopped_stops_there_too(tmp
     [
         "lazy_synchronous(collective=direct)",
         "synchronous(collective=direct)",
+        "synchronous(compress=one_bit(dense_below=0))",
         "post_local_sgd(collective=direct)",
     ],
 )
@@ -112,7 +113,7 @@ def stopped(spec: str, seed: int, faults: str, stop_at_s: float) -> str:
     """Run 5 steps of 6 workers dry, with faults and a request to stop; return the outcome."""
     tried, events, stop = trial(spec, workers=6, steps=5), list[Event](), StopRequest()
     dry_run = replace(tried.dry_run, seed=seed)
-    stage = modelled_run(
+    stage = modeled_run(
         tried.layout, program_of(dry_run, faultless=False), events.append, seed=seed, stop=stop
     )
     stage.time.at(stop_at_s, stop.request)

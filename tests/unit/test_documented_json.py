@@ -63,8 +63,8 @@ def test_of_a_test(run: Any) -> None:
 def test_of_a_prediction(run: Any, tmp_path: Path) -> None:
     from PIL import Image
 
-    Image.new("L", (8, 8), 200).save(tmp_path / "grey.png")
-    found = polyrhythm.predict(tmp_path / "grey.png", run.folder)
+    Image.new("L", (8, 8), 200).save(tmp_path / "gray.png")
+    found = polyrhythm.predict(tmp_path / "gray.png", run.folder)
     assert keys(found) | keys(found["images"]) <= documented("predict")
 
 

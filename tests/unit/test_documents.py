@@ -69,8 +69,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_file_that_is_named_is_there(page: Path) -> None:
-    """Scripts, recipes and benchmarks by their path; tests by their name."""
-    text = page.read_text()
+    """Scripts, recipes and benchmarks by their path; tests by their name; not the paths of addresses."""
+    text = re.sub(r"https?://[^)\s]+", "", page.read_text())
     for path in re.findall(r"\b((?:benchmarks|recipes|scripts|examples|docs)/[\w./-]*\w)", text):
         assert (ROOT / path).exists() or (page.parent / path).exists(), f"{path} is not there"
     for name in re.findall(r"\btest_\w+\.py\b", text):
@@ -155,6 +155,54 @@ def test_measured_figures_of_the_documents_stand_on_the_linked_page() -> None:
         assert re.search(rf"(?:python {folder.relative_to(ROOT)}/|polyrhythm )\S", shown), (
             f"no command: {link[1]}"
         )
+
+
+MEASURED = re.compile(
+    r"(?<![\w.=(])(\d[\d,.]*\d|\d)(?:\s?(?:%|×|s|ms|µs|min|h|GB|MB|kB|images/s|points)(?![\w/])| of \d+\b)"
+)
+"""A number with a unit of what benchmarks measure."""
+TO_BENCHMARK = r"\]\(((?:\.\./)*benchmarks/[^)#\s]+\.md)"
+
+
+@pytest.mark.parametrize("page", OF_THE_PRODUCT, ids=named)
+def test_figures_beside_a_link_to_a_benchmark_stand_on_its_page(page: Path) -> None:
+    """Of sentences that link one, and of the table that follows one."""
+    check_figures(page, page.read_text())
+
+
+def test_a_figure_that_differs_from_its_benchmark_is_found() -> None:
+    page = ROOT / "docs" / "choose.md"
+    text = page.read_text()
+    figures = re.search(r"within (7\.8) %", text)
+    assert figures is not None
+    with pytest.raises(AssertionError, match=r"7\.9 is not on"):
+        check_figures(page, text.replace("within 7.8 %", "within 7.9 %"))
+    table = ROOT / "docs" / "mixed-speed.md"
+    with pytest.raises(AssertionError, match=r"13\.7 is not on"):
+        check_figures(table, table.read_text().replace("13.6 s", "13.7 s"))
+
+
+def check_figures(page: Path, text: str) -> None:
+    """Asserts that figures of a page's text are those of the benchmarks that it links beside them."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    linked: list[str] = []
+    for block in re.split(r"\n\s*\n", text):
+        is_table = block.lstrip().startswith("|")
+        parts = (
+            block.splitlines() if is_table else re.split(r"(?<=[.:;])\s+(?=[^a-z])", " ".join(block.split()))
+        )
+        before, linked = linked, re.findall(TO_BENCHMARK, block)
+        for part in parts:
+            links = re.findall(TO_BENCHMARK, part) or (before if is_table else [])
+            folders = {(page.parent / link).resolve().parent for link in links}
+            there = [other for folder in sorted(folders) for other in sorted(folder.glob("*.md"))]
+            bare = re.sub(r"\]\([^)]*\)|`[^`]*`", "", part)
+            numbers = MEASURED.findall(bare) + (re.findall(r"(?<![\w.])\d+\.\d+", bare) if is_table else [])
+            for number in numbers if there else []:
+                shown = rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)"
+                assert any(re.search(shown, other.read_text()) for other in there), (
+                    f"{number} is not on {', '.join(map(named, there))}: {part}"
+                )
 
 
 def stands_on(page: Path, sentence: str) -> None:

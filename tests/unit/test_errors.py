@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyrhythm.cli.main import _said
+from polyrhythm.cli.main import _print_error
 from polyrhythm.errors import fault_of_machine, unknown
 from polyrhythm.launch.children import _report
 
@@ -18,7 +18,7 @@ HUGE = 1 << 60
 def test_memory_that_torch_cannot_have_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(HUGE)
-    assert _said(caught.value) == 1
+    assert _print_error(caught.value) == 1
     assert capsys.readouterr().err.startswith("error: memory is not enough: take a smaller --batch-size")
 
 
@@ -33,9 +33,9 @@ def test_a_worker_tells_it_as_a_failure_and_not_as_a_bug() -> None:
 def test_a_disk_that_cannot_be_written_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OSError, match="No space left") as caught:
         Path("/dev/full").write_text("more than fits")
-    assert _said(caught.value) == 1
+    assert _print_error(caught.value) == 1
     assert capsys.readouterr().err == "error: No space left on device\n"
-    assert _said(OSError(errno.EROFS, "Read-only file system", "/mnt/sheet.png")) == 1
+    assert _print_error(OSError(errno.EROFS, "Read-only file system", "/mnt/sheet.png")) == 1
     assert capsys.readouterr().err == "error: Read-only file system: /mnt/sheet.png\n"
 
 

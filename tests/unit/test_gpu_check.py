@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -98,7 +99,7 @@ def test_a_row_that_fails_stops_no_other(
         dies=dies,
         wrong=partial(raises, setting.Failed("too slow", {"share": 0.5})),
         absent=partial(raises, setting.NotInstalled("kornia")),
-        elsewhere=partial(raises, setting.LeftOut("one GPU", {"speed": 2.0})),
+        elsewhere=partial(raises, setting.Skipped("one GPU", {"speed": 2.0})),
         good=lambda _: {"figure": 1.5},
     )
     assert call(check, tmp_path) == 1
@@ -213,17 +214,36 @@ def test_a_part_that_cannot_be_imported_is_a_row(check: ModuleType, monkeypatch:
     assert parts[1].number == 7
 
 
-def test_a_sample_of_the_parts_on_the_cpu(check: ModuleType, tmp_path: Path) -> None:
-    names = [
-        "pinned copies",
-        "overlap with the backward pass",
-        "augmentation: crop and flip",
-        "compressed by top_k",
-    ]
-    assert call(check, tmp_path, "--only", *names, "Kornia") == 0
+@pytest.mark.timeout(600)  # it starts some 20 runs
+def test_each_part_on_the_cpu(check: ModuleType, tmp_path: Path) -> None:
+    sample = {
+        1: ["pinned copies", "overlap with the backward pass"],
+        2: ["resnet50: torch alone", "resnet50: train", "lenet5: torch alone", "lenet5: join"],
+        3: ["a GPU rank alone", "two ranks on one GPU: synchronous"],
+        6: ["predicted: one worker"],
+        5: ["augmentation: crop and flip"],
+        4: ["compressed by top_k"],
+    }
+    names = [name for rows in sample.values() for name in rows]
+    words = ["--device", "cpu", "--quick", "--out", str(tmp_path), "--seconds", "550", "--only", *names]
+    subprocess.run([sys.executable, check.__file__, *words, "Kornia", "energy of an image"], check=True)
     rows = rows_of(tmp_path)
-    assert [rows[name]["outcome"] for name in names] == ["ok"] * 4
+    assert {name: row["outcome"] for name, row in rows.items() if name in names} == dict.fromkeys(names, "ok")
+    assert {row["part"] for row in rows.values()} == set(ORDER)
     assert rows["Kornia"]["outcome"] in ("ok", "not installed")
+    assert rows["energy of an image"]["outcome"] == ("ok" if torch.cuda.is_available() else "left out")
+
+
+def test_processes_below_a_process_are_found(part: Any) -> None:
+    code = "import subprocess, sys; run = subprocess.Popen(['sleep', '60']); print(run.pid, flush=True); run.wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        below = int(parent.stdout.readline())
+        try:
+            assert part("setting").descendants(parent.pid) == [below]
+            assert {parent.pid, below} <= set(part("setting").descendants(os.getpid()))
+        finally:
+            os.kill(below, signal.SIGKILL)
 
 
 def test_the_rate_of_a_run_is_that_of_its_window(part: Any, tmp_path: Path) -> None:
@@ -269,10 +289,11 @@ def test_part_1_finds_a_torn_copy(part: Any, tmp_path: Path, monkeypatch: pytest
     correct = part("correct")
     staging = correct.Staging
 
-    def late(source: torch.Tensor, target: torch.Tensor) -> None:
+    def half(source: torch.Tensor, target: torch.Tensor) -> Any:
         target[: len(target) // 2].copy_(source[: len(source) // 2])
+        return lambda: None
 
-    monkeypatch.setattr(correct, "_staging", lambda setting: staging(late, pinned=False))
+    monkeypatch.setattr(correct, "_staging", lambda _: staging(half, correct._in_background, pinned=False))
     with pytest.raises(part("setting").Failed, match="torn"):
         correct.pinned_copies(quick(part, tmp_path))
 
@@ -282,14 +303,51 @@ def test_part_1_finds_a_copy_that_was_made_too_late(
 ) -> None:
     correct, waiting = part("correct"), list[tuple[torch.Tensor, torch.Tensor]]()
 
-    def later(source: torch.Tensor, target: torch.Tensor) -> None:
+    def later(source: torch.Tensor, target: torch.Tensor) -> Any:
         for each in waiting:
             each[1].copy_(each[0])
         waiting.append((source, target))
+        return lambda: None
 
-    monkeypatch.setattr(correct, "_staging", lambda setting: correct.Staging(later, pinned=False))
+    late = correct.Staging(later, correct._in_background, pinned=False)
+    monkeypatch.setattr(correct, "_staging", lambda _: late)
     with pytest.raises(part("setting").Failed, match=r"torn|copies hold"):
         correct.pinned_copies(quick(part, tmp_path))
+
+
+@pytest.mark.parametrize(("together_s", "holds"), [(1.1, True), (1.5, False)])
+def test_part_1_finds_copies_for_which_the_backward_pass_waits(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together_s: float, holds: bool
+) -> None:
+    correct, setting = part("correct"), quick(part, tmp_path)
+    monkeypatch.setattr(part("setting").Setting, "is_gpu", True)
+    monkeypatch.setattr(
+        correct,
+        "_staging",
+        lambda _: correct.Staging(correct._copy_at_once, correct._in_background, pinned=False),
+    )
+    taken = iter([1.0, 0.5, together_s])  # the backward pass alone, the copies alone, both
+    monkeypatch.setattr(setting, "seconds", lambda act: next(taken))
+    if holds:
+        assert correct.overlap(setting)["hidden"] == pytest.approx(0.8)
+    else:
+        with pytest.raises(part("setting").Failed, match="only 0% of the shorter is hidden"):
+            correct.overlap(setting)
+
+
+@pytest.mark.parametrize(
+    ("late", "found"), [((10, 21), "1 more bytes are reserved"), ((11, 20), "1 more bytes are")]
+)
+def test_part_1_finds_memory_that_grows(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[int, int], found: str
+) -> None:
+    correct, setting = part("correct"), quick(part, tmp_path)
+    monkeypatch.setattr(part("setting").Setting, "is_gpu", True)
+    monkeypatch.setattr(setting, "loop", lambda *_, steps: {"memory_bytes": [(10, 20), (10, 20)]})
+    correct.memory_of_a_loop(setting)
+    monkeypatch.setattr(setting, "loop", lambda *_, steps: {"memory_bytes": [(10, 20), late]})
+    with pytest.raises(part("setting").Failed, match=found):
+        correct.memory_of_a_loop(setting)
 
 
 TRAINED = {"test_top1": 0.9, "test_loss": 0.1, "parameters_sha256": "a", "images_not_seen": 0, "same": True}
@@ -409,7 +467,7 @@ def test_part_3_says_which_row_it_lacks(part: Any, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(
         setting, "measured", lambda name, *words, **more: part("setting").Measured(1.0, 5.0, None, None)
     )
-    with pytest.raises(part("setting").LeftOut, match="a GPU rank alone") as lacking:
+    with pytest.raises(part("setting").Skipped, match="a GPU rank alone") as lacking:
         part("ranks").together(setting, "ad_psgd")
     assert lacking.value.figures["images_per_s"] == 1.0
 
@@ -527,5 +585,5 @@ def test_part_7_finds_energy_that_is_lost(part: Any, tmp_path: Path, joules: flo
 
 
 def test_part_7_is_left_out_without_a_counter(part: Any, tmp_path: Path) -> None:
-    with pytest.raises(part("setting").LeftOut, match="NVML"):
+    with pytest.raises(part("setting").Skipped, match="NVML"):
         part("energy").energy(large(part, tmp_path))

@@ -59,7 +59,7 @@ def test_a_wheel_needs_few_packages_and_names_its_extras(wheel: zipfile.ZipFile)
     always = {need.partition(">")[0] for need in needs if "extra ==" not in need}
     assert always == {
         *("torch", "torchvision", "timm", "numpy", "pillow"),
-        *("safetensors", "pydantic", "pyyaml", "typer", "rich", "greenlet"),
+        *("safetensors", "pydantic", "pyyaml", "typer", "rich", "greenlet", "fsspec"),
     }
     extras = {line.partition(": ")[2] for line in metadata.splitlines() if line.startswith("Provides-Extra")}
     assert {"data", "tensorboard", "ray", "lightning", "accelerate", "search", "onnx", "parquet"} <= extras

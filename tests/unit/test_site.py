@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -64,7 +65,10 @@ def test_what_commands_print_stands_below_them_and_in_the_notebook(site: ModuleT
     shown = (tutorials / "page.md").read_text()
     assert "```console\n$ echo one\none\n$ echo two\ntwo\n```\n" in shown
     assert "```console\n$ echo three\nthree\n```\n" in shown
-    assert "the first result is there 2 s after the first word" in shown  # 8 words
+    reading_s = 2  # of 8 words; the command itself may take longer
+    found = re.search(r"the first result is there (\d+) s after the first word", shown)
+    assert found is not None
+    assert int(found[1]) >= reading_s
     codes = [cell for cell in cells(tutorials) if cell["cell_type"] == "code"][1:]
     assert ["".join(cell["source"]) for cell in codes] == ["!echo one\n!echo two", "!echo three"]
     assert ["".join(cell["outputs"][0]["text"]) for cell in codes] == ["one\ntwo\n", "three\n"]
@@ -104,7 +108,7 @@ def test_a_first_result_that_comes_too_late_is_refused(
     site: ModuleType, monkeypatch: pytest.MonkeyPatch, tutorials: Path
 ) -> None:
     monkeypatch.setattr(site, "FIRST_RESULT_S", 2.0)
-    with pytest.raises(SystemExit, match=r"page\.md: a first result after 2 s is too late"):
+    with pytest.raises(SystemExit, match=r"page\.md: a first result after \d+ s is too late"):
         site.write_tutorials(dry=False)
 
 

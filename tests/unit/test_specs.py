@@ -103,6 +103,18 @@ def test_every_strategy_is_built_back_from_its_own_spec() -> None:
             assert build("strategy", str(made), *FAMILIES) == made
 
 
+@pytest.mark.parametrize(
+    ("former", "today", "folder"),
+    [
+        ("colour_jitter", "color_jitter", "polyrhythm.augmentation.transforms"),
+        ("pca_colour(strength=0.5)", "pca_color(strength=0.5)", "polyrhythm.augmentation.transforms"),
+        ("synchronised", "synchronized", "polyrhythm.training.batch_norms"),
+    ],
+)
+def test_a_choice_has_its_former_name_until_the_next_version(former: str, today: str, folder: str) -> None:
+    assert str(build("choice", former, folder)) == today
+
+
 def test_a_key_has_its_former_name_until_the_next_version() -> None:
     former = build("strategy", "pipeline(normalise=batch, schedule=gpipe)", *FAMILIES)
     assert str(former) == str(build("strategy", "pipeline(normalize=batch, schedule=gpipe)", *FAMILIES))

@@ -17,10 +17,10 @@ from polyrhythm.data.seeding import sample_keys
 from polyrhythm.models.create import define_missing_operators
 
 CHAINS = {
-    "Deep Image": "colour_casting; rotation(strength=15); stretching(strength=0.2); flip",
+    "Deep Image": "color_casting; rotation(strength=15); stretching(strength=0.2); flip",
     "vignetting and lens distortion": "vignetting; lens_distortion",
     "crop and flip": "random_resized_crop; flip",
-    "colour_jitter": "colour_jitter",
+    "color_jitter": "color_jitter",
     "rand_augment": "rand_augment",
     "trivial_augment": "trivial_augment",
     "augmix": "augmix",
@@ -79,7 +79,7 @@ def by_torchvision(name: str, images: Tensor) -> Callable[[int], object]:
             ]
         ),
         "crop and flip": lambda: v2.Compose([v2.RandomResizedCrop(side), v2.RandomHorizontalFlip()]),
-        "colour_jitter": lambda: v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
+        "color_jitter": lambda: v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
         "rand_augment": v2.RandAugment,
         "trivial_augment": v2.TrivialAugmentWide,
         "augmix": v2.AugMix,
@@ -112,7 +112,7 @@ def by_kornia(name: str, images: Tensor) -> Callable[[int], object]:
         "crop and flip": lambda: torch.nn.Sequential(
             K.RandomResizedCrop((side, side)), K.RandomHorizontalFlip(p=0.5)
         ),
-        "colour_jitter": lambda: K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0),
+        "color_jitter": lambda: K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0),
         "erasing": lambda: K.RandomErasing(p=0.5),
     }
     if name not in kinds:

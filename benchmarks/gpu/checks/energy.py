@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checks import one_gpu
-from checks.setting import Figures, LeftOut, Part, Row, Setting, hold
+from checks.setting import Figures, Part, Row, Setting, Skipped, hold
 
 MOST = 1.05
 """Of the bare loop's joules an image."""
@@ -16,9 +16,9 @@ def energy(setting: Setting, name: str = "resnet50") -> Figures:
     for kind, row in rows.items():
         try:
             joules, rate = setting.earlier(row, "joules_per_image"), setting.earlier(row, "images_per_s")
-        except LeftOut as error:
+        except Skipped as error:
             if kind == "bare" or (kind == "join" and "train" not in found):
-                raise LeftOut(f"no counter of NVML was read: {error}") from None
+                raise Skipped(f"no counter of NVML was read: {error}") from None
             continue
         found[kind] = {"joules_per_image": joules, "images_per_s": rate, "watts": joules * rate}
     for kind in ("train", "join"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from checks import one_gpu, ranks
-from checks.setting import Figures, LeftOut, Network, Part, Problems, Row, Setting
+from checks.setting import Figures, Network, Part, Problems, Row, Setting, Skipped
 
 WITHIN = 0.10
 
@@ -78,7 +78,7 @@ def _compared(setting: Setting, problems: Problems, name: str, predicted: float,
     """Compare a prediction with the row that measured it."""
     try:
         measured = setting.earlier(row, "images_per_s")
-    except LeftOut as error:
+    except Skipped as error:
         problems.expect(False, str(error))
         return {"predicted": predicted}
     ratio = predicted / measured

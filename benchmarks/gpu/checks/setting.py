@@ -46,7 +46,7 @@ class Failed(Unsettled):
     """A check did not hold."""
 
 
-class LeftOut(Unsettled):
+class Skipped(Unsettled):
     """A check cannot be made here."""
 
 
@@ -146,10 +146,10 @@ class Setting:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def earlier(self, row: str, figure: str, measured: Mapping[str, Any] | None = None) -> float:
-        """Return a figure of an earlier row; raise `LeftOut`, with what was measured so far, where there is none."""
+        """Return a figure of an earlier row; raise `Skipped`, with what was measured so far, where there is none."""
         found = self._earlier.get(row, {}).get(figure)
         if found is None:
-            raise LeftOut(f"needs {figure} of the row {row!r}, which has none", measured)
+            raise Skipped(f"needs {figure} of the row {row!r}, which has none", measured)
         return float(found)
 
     def finish(self) -> None:
@@ -485,12 +485,19 @@ def background(
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes below a process, parents first."""
-    found: list[int] = []
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += [int(child), *descendants(int(child))]
+    """Return the processes below a process, parents first.
+
+    By the parent that each process names: some sandboxes have no list of children.
+    """
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):  # it may have ended
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(status.parent.name))
+    found, level = [], [pid]
+    while level:
+        level = [child for each in level for child in sorted(children.get(each, []))]
+        found += level
     return found
 
 

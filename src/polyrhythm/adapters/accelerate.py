@@ -140,7 +140,7 @@ class PolyrhythmAccelerator(Accelerator):
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Return the same, without what a worker saw again because it had nothing left."""
         if use_gather_object:
-            return [part for parts in self._told(input_data) for part in parts]
+            return [part for parts in self._gathered_values(input_data) for part in parts]
         active = self.gradient_state.active_dataloader
         repeated = isinstance(active, SharedLoader) and active.repeats
         return recursively_apply(
@@ -151,15 +151,15 @@ class PolyrhythmAccelerator(Accelerator):
         """Return the sum or the mean of all workers' tensors, times a scale."""
 
         def reduced(each: Tensor) -> Tensor:
-            told = self._told(each.detach().double().tolist())
-            total = torch.stack([torch.tensor(part, dtype=torch.float64) for part in told]).sum(0)
-            return (total / (len(told) if reduction == "mean" else 1) * scale).to(each)
+            gathered = self._gathered_values(each.detach().double().tolist())
+            total = torch.stack([torch.tensor(part, dtype=torch.float64) for part in gathered]).sum(0)
+            return (total / (len(gathered) if reduction == "mean" else 1) * scale).to(each)
 
         return recursively_apply(reduced, tensor, error_on_other_type=True)
 
     def wait_for_everyone(self) -> None:
         """Wait for all workers."""
-        self._told(None)
+        self._gathered_values(None)
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -190,8 +190,8 @@ class PolyrhythmAccelerator(Accelerator):
 
     def _gathered(self, tensor: Tensor, repeated: bool = False) -> Tensor:
         own = tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach()
-        told = self._told((own[:0] if repeated else own).double().tolist())
-        parts = [torch.tensor(part, dtype=torch.float64).reshape(-1, *own.shape[1:]) for part in told]
+        values = self._gathered_values((own[:0] if repeated else own).double().tolist())
+        parts = [torch.tensor(part, dtype=torch.float64).reshape(-1, *own.shape[1:]) for part in values]
         return torch.cat(parts).to(tensor)
 
     @property
@@ -209,8 +209,8 @@ class PolyrhythmAccelerator(Accelerator):
             self._left = True
             self.group.__exit__(None if error is None else type(error), error, None)
 
-    def _told(self, own: Any) -> list[Any]:
-        """Return what all workers give, in their order; after the end of training this worker's only."""
+    def _gathered_values(self, own: Any) -> list[Any]:
+        """Return the values of all workers, in their order; after the end of training, only this worker's."""
         return [own] if self._left else self.group.gather(own)
 
     def _leave_at_exit(self) -> None:

@@ -73,7 +73,7 @@ class PolyrhythmStrategy(ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """Where the module is trained."""
+        """Device of the module in training."""
         devices = self.parallel_devices
         return devices[self.local_rank % len(devices)] if devices else torch.device("cpu")
 
@@ -156,18 +156,18 @@ class PolyrhythmStrategy(ParallelStrategy):
         if self.group is None or not isinstance(tensor, Tensor | float | int):
             return tensor
         given = torch.as_tensor(tensor)
-        told = self._told(given)
-        total = told.sum(0)
+        gathered = self._gathered(given)
+        total = gathered.sum(0)
         if not str(reduce_op).lower().endswith(("mean", "avg")):
             return total.to(given)
-        mean = total / len(told)
+        mean = total / len(gathered)
         # Lightning divides the mean of sums by that of counts, so that the latter must keep its fraction.
         return mean.to(given) if given.is_floating_point() else mean.to(given.device)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Return whether all workers, or any of them, have decided so."""
-        told = [decision] if self.group is None else self.group.gather(bool(decision))
-        return min(told) if all else max(told)
+        decisions = [decision] if self.group is None else self.group.gather(bool(decision))
+        return min(decisions) if all else max(decisions)
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for all workers."""
@@ -178,14 +178,14 @@ class PolyrhythmStrategy(ParallelStrategy):
         """Return the first worker's object: numbers, texts, paths, and lists and dicts of them."""
         if self.group is None:
             return obj
-        told = self.group.gather(_plain(obj) if self.group.rank == src or self.group.leads else None)
-        return Path(told[0]) if isinstance(obj, Path) else told[0]
+        gathered = self.group.gather(_plain(obj) if self.group.rank == src or self.group.leads else None)
+        return Path(gathered[0]) if isinstance(obj, Path) else gathered[0]
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Return all workers' tensors, `(workers, …)`."""
         if self.group is None:
             return tensor
-        return self._told(tensor).to(tensor)
+        return self._gathered(tensor).to(tensor)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """Return the state of the whole run, for a checkpoint."""
@@ -216,11 +216,11 @@ class PolyrhythmStrategy(ParallelStrategy):
         self.cluster_environment = self.cluster_environment or _nothing_to_tear_down()
         super().teardown()
 
-    def _told(self, own: Tensor) -> Tensor:
+    def _gathered(self, own: Tensor) -> Tensor:
         """Return all workers' tensors, `(workers, …)`, as float64."""
         assert self.group is not None, "there is a group only inside fit"
-        told = self.group.gather(own.detach().double().tolist())
-        return torch.stack([torch.tensor(each, dtype=torch.float64) for each in told])
+        gathered = self.group.gather(own.detach().double().tolist())
+        return torch.stack([torch.tensor(each, dtype=torch.float64) for each in gathered])
 
     @property
     def _fits(self) -> bool:

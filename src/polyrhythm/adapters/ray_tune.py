@@ -105,8 +105,8 @@ def trainable(
         if answer["outcome"] != "done":
             raise RunError(answer.get("error", "the run was interrupted"))
         figures = {key: answer[key] for key in FIGURES if answer.get(key) is not None}
-        told = {name: figures.pop(figure) for name, figure in TESTED.items() if figure in figures}
-        tune.report({"epoch": figures.pop("epochs"), **told, **figures, "folder": str(there)})
+        results = {name: figures.pop(figure) for name, figure in TESTED.items() if figure in figures}
+        tune.report({"epoch": figures.pop("epochs"), **results, **figures, "folder": str(there)})
 
     def place(settings: dict[str, Any]) -> tune.PlacementGroupFactory:
         wanted = chosen(common, settings)

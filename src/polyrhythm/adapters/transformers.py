@@ -49,8 +49,8 @@ class PolyrhythmArguments(TrainingArguments):
     Attributes:
         strategy: a spec.
         run_report: a folder for the report of `polyrhythm.join`; None: there is none.
-        average_tokens_across_devices: off: a gradient is weighted with its number of images, so that ragged batches
-            are exact.
+        average_tokens_across_devices: see `TrainingArguments`; off by default, since gradients are weighted by
+            their numbers of images, which is exact for batches of unequal size.
     """
 
     strategy: str = field(default="synchronous", metadata={"help": "A strategy of Polyrhythm."})

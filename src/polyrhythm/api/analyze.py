@@ -22,7 +22,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.events import RunEnded
 from polyrhythm.partition.cut import Cut, cut
 from polyrhythm.partition.divided_trunk import DividedTrunk
-from polyrhythm.planning.analysis import AnalysedLayer, Analysis, analyse
+from polyrhythm.planning.analysis import Analysis, AnalyzedLayer, analysis_of
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.run import dry_events
 from polyrhythm.specs import choices
@@ -44,14 +44,14 @@ def analyze(
     image_size: int | None = None,
     channels: int | None = None,
 ) -> dict[str, Any]:
-    """Count what a network costs: per layer and whole, and with every strategy. Nothing is computed or written.
+    """Return the cost of a network: per layer, in total, and with every strategy. Nothing is computed or written.
 
     Args:
         model: a spec, or a module, which is not changed.
         data: source of the number of classes and the image size; not opened if `classes` and `image_size` are given.
         batch_size: batch size of a worker.
         workers: workers for bytes a step and model parallelism.
-        classes: instead of the data's.
+        classes: number of classes, instead of the data's.
         image_size: pixels a side, instead of the data's.
         channels: channels of an image, instead of the data's; 3 without data.
 
@@ -70,7 +70,7 @@ def analyze(
             raise RequestError(f"{name.replace('_', '-')} must be at least 1 (given {number})")
     task, count, shape = _task(data, classes, image_size, channels)
     shapes = shapes_of(model, count, shape)
-    found = analyse(copy.deepcopy(shapes), shape, batch_size)
+    found = analysis_of(copy.deepcopy(shapes), shape, batch_size)
     return {
         "model": name_of(model),
         "data": task,
@@ -113,20 +113,20 @@ def _memory(found: Analysis) -> dict[str, Any]:
     }
 
 
-def _layer(layer: AnalysedLayer, batch: int) -> dict[str, Any]:
-    told = {key: value for key, value in vars(layer).items() if key not in ("convolutions", "output")}
-    told["multiply_adds"] = layer.multiply_adds // batch
-    told["output"] = list(layer.output)
+def _layer(layer: AnalyzedLayer, batch: int) -> dict[str, Any]:
+    facts = {key: value for key, value in vars(layer).items() if key not in ("convolutions", "output")}
+    facts["multiply_adds"] = layer.multiply_adds // batch
+    facts["output"] = list(layer.output)
     if layer.convolutions:
-        told["methods"] = [asdict(method) for method in methods(layer.convolutions[0])]
-    return told
+        facts["methods"] = [asdict(method) for method in methods(layer.convolutions[0])]
+    return facts
 
 
 def _strategies(
     shapes: nn.Module, image_shape: tuple[int, int, int], workers: int, batch_size: int
 ) -> list[dict[str, Any]]:
     """Return the bytes sent for a step of one worker with each strategy, from a dry run, or why it cannot be run."""
-    told = []
+    rows = []
     for family in FAMILIES:
         for name in choices(family):
             found: dict[str, Any] = {"name": name, "family": family.rpartition(".")[2]}
@@ -134,8 +134,8 @@ def _strategies(
                 found |= _bytes(name, copy.deepcopy(shapes), image_shape, workers, batch_size)
             except RequestError as error:
                 found["refused"] = str(error)
-            told.append(found)
-    return told
+            rows.append(found)
+    return rows
 
 
 def _bytes(
@@ -201,13 +201,13 @@ def _model_parallelism(
 
 
 def _trunk(parts: Cut, image: Tensor, workers: int, batch_size: int) -> dict[str, dict[str, Any]]:
-    """Return what worker 0 receives a step where the layers before the fully connected ones are cut, too."""
-    told: dict[str, dict[str, Any]] = {}
+    """Return the numbers that worker 0 receives per step if the layers before the fully connected ones are cut too."""
+    costs: dict[str, dict[str, Any]] = {}
     for how in ("channels", "height"):
         try:
             divided = DividedTrunk(parts, image, how, workers)
         except RequestError as error:
-            told[how] = {"refused": str(error)}
+            costs[how] = {"refused": str(error)}
             continue
         counts = [batch_size] * workers
         numbers = sum(
@@ -218,7 +218,7 @@ def _trunk(parts: Cut, image: Tensor, workers: int, batch_size: int) -> dict[str
         weights = sum(each.numel() for layer in divided.layers for each in layer.parameters())
         summed = 0.0 if how == "channels" else 2 * weights * (workers - 1) / workers
         last, before = divided.ends
-        told[how] = {
+        costs[how] = {
             "last": last,
             "ends_before": before,
             "weights": weights,
@@ -226,4 +226,4 @@ def _trunk(parts: Cut, image: Tensor, workers: int, batch_size: int) -> dict[str
             "gradient_bytes": summed * image.element_size(),
             "data_parallel_bytes": 2 * weights * (workers - 1) / workers * image.element_size(),
         }
-    return told
+    return costs

@@ -40,15 +40,34 @@ _RECIPES = (".yaml", ".yml")
 _OF_DATA = ("data", "image_size", "scale", "pixels")
 
 
+def combinations(chain: str, side: int) -> list[tuple[str, int | None]]:
+    """Return the number of visibly different results of each augmentation of a colored square image.
+
+    Continuous changes are counted in steps of one pixel at the corners, or one shade of a byte.
+
+    Args:
+        chain: augmentations or a recipe, as for `augment`.
+        side: pixels a side of the image.
+
+    Raises:
+        RequestError: the request is invalid.
+    """
+    if chain.lower().endswith(_RECIPES):
+        chain = str(read_recipe(Path(chain)).get("augment", "none"))
+    made = build_chain(chain)
+    return [] if made is None else made.combinations(3, side)
+
+
 def augment(
     chain: str | None,
     preview: str | Path,
     *,
     data: Any = None,
-    pictures: int = 6,
+    images: int = 6,
     variants: int = 8,
     seed: int | None = None,
     corruptions: Sequence[str] | None = None,
+    pictures: int | None = None,
 ) -> dict[str, Any]:
     """Write a contact sheet: training images, each next to its variants in `variants` epochs.
 
@@ -57,22 +76,25 @@ def augment(
             `config.yaml`, with data, image sizes, augmentations and seed; None with `corruptions`.
         preview: the image file to write; its suffix is its format.
         data: a name, a folder or objects, as in `train`; None: the recipe's, else `fashion-mnist`.
-        pictures: number of images, drawn from the readable training data.
+        images: number of images, drawn from the readable training data.
         variants: variants of each.
-        seed: chooses the images and their changes; None: the recipe's, else 0.
+        seed: seed of the choice of images and of their changes; None: the recipe's, else 0.
         corruptions: names of corruptions to show at every severity instead; empty: all of them.
+        pictures: former name of `images`, until 0.2.0.
 
     Returns:
-        `file`, `augment`, `pictures`, `variants`, `corruptions`, and `captions`: texts by row, the label first.
+        `file`, `augment`, `images` (also as `pictures`), `variants`, `corruptions`, and `captions`: texts by row, the
+        label first.
 
     Raises:
         RequestError: the request is invalid; nothing has been written.
     """
+    images = images if pictures is None else pictures
     path = Path(preview)
     check_output(path)
     if path.suffix.lower() not in Image.registered_extensions():
         raise RequestError(f"{path} has no suffix of an image format: name it {path.stem or 'preview'}.png")
-    for what, number in (("pictures", pictures), ("variants", variants)):
+    for what, number in (("images", images), ("variants", variants)):
         if not 1 <= number <= _MOST:
             raise RequestError(f"{what} must be from 1 to {_MOST}, as one sheet can show (given {number})")
     for name in corruptions or ():
@@ -97,7 +119,7 @@ def augment(
     if dataset.image_shape[0] not in (1, 3):
         raise RequestError(f"images of {dataset.image_shape[0]} channels cannot be shown: 1 or 3 can")
     indices = torch.randperm(len(dataset.train), generator=generator_for("contact sheet", seed))
-    indices = indices[:pictures].sort().values
+    indices = indices[:images].sort().values
     if corruptions is not None:
         names = list(corruptions) or list(CORRUPTIONS)
         shown, captions = _corrupted(dataset, indices, names)
@@ -111,6 +133,7 @@ def augment(
     return {
         "file": str(path),
         "augment": "none" if made is None else str(made),
+        "images": len(indices),
         "pictures": len(indices),
         "variants": variants,
         "corruptions": names,
@@ -150,7 +173,7 @@ def _augmented(
 
 
 def _drawn(chain: Chain, images: Tensor, keys: Tensor) -> list[str]:
-    """Return what each image of (B, C, H, W) draws from every augmentation of a chain."""
+    """Return the random choices of a chain for each image of (B, C, H, W), as text."""
     # One by one: a chain goes through large images in parts, and each part would restart its random numbers.
     return [_drawn_for(chain, image[None], key[None]) for image, key in zip(images, keys, strict=True)]
 
@@ -203,19 +226,19 @@ _LINE = 13
 _MOST_LINES = 8
 
 
-def contact_sheet(pictures: Tensor, tones: Tones, captions: Sequence[Sequence[str]] = ()) -> Tensor:
+def contact_sheet(images: Tensor, tones: Tones, captions: Sequence[Sequence[str]] = ()) -> Tensor:
     """Arrange images on a sheet.
 
     Args:
-        pictures: (rows, columns, C, H, W) float, C being 1 or 3.
+        images: (rows, columns, C, H, W) float, C being 1 or 3.
         tones: values of black and white in them.
         captions: a text below each; none: there is no room for any.
 
     Returns:
         (H', W', 3) uint8.
     """
-    rows, columns = pictures.shape[:2]
-    tiles = _bytes(pictures.flatten(0, 1), tones)
+    rows, columns = images.shape[:2]
+    tiles = _bytes(images.flatten(0, 1), tones)
     factor = -(-TILE // min(tiles.shape[-2:]))
     if factor > 1:
         tiles = interpolate(tiles, scale_factor=factor, mode="nearest")
@@ -259,6 +282,6 @@ def _write(
     sheet[:] = np.asarray(image)
 
 
-def _bytes(pictures: Tensor, tones: Tones) -> Tensor:
-    black, white = tones.of(pictures)
-    return ((pictures - black) * (255 / (white - black))).round_().clamp_(0, 255).to(torch.uint8)
+def _bytes(images: Tensor, tones: Tones) -> Tensor:
+    black, white = tones.of(images)
+    return ((images - black) * (255 / (white - black))).round_().clamp_(0, 255).to(torch.uint8)

@@ -9,38 +9,47 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from polyrhythm.api.simulate import laid_out, multiply_adds_of, paced_for, with_stages_settled
-from polyrhythm.config.assemble import strategy_from
+from polyrhythm.config.assemble import strategy_from, without_images
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import RunConfig
-from polyrhythm.data.dataset import Dataset, TensorSplit
+from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.events import Event, RunEnded
 from polyrhythm.launch.devices import computing_with
+from polyrhythm.launch.forked import forked
+from polyrhythm.models.architectures.sizes import is_sizes
 from polyrhythm.planning.cost_fit import CostFit, Numbers, fit_costs
+from polyrhythm.reporting.quantities import counted
 from polyrhythm.roles.dry_run import DryRun
-from polyrhythm.simulation.cluster import Cluster, cluster_text, open_cluster
+from polyrhythm.simulation.cluster import Cluster, HostKind, cluster_text, open_cluster
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.run import simulate_dry_on
+from polyrhythm.simulation.step_times.constant import Constant
 from polyrhythm.simulation.step_times.log_normal import LogNormal
 from polyrhythm.user_files import check_new_file
 
-_WORK, _FEWEST_STEPS, _MOST_STEPS, _ROUNDS = 2400, 12, 200, 4
-"""Total work of all measurements in steps of a dry run times messages a step, and limits of the steps."""
+_WORK, _FEWEST_STEPS, _MOST_STEPS, _ROUNDS, _ALIKE = 2400, 12, 200, 4, 3
+"""Total work of all measurements in steps of a dry run times messages a step, limits of the steps, and steps that
+do not differ."""
+_SHARE = 1 / 3
+"""Share of the steps of a dry run that is only compared with another of the same length."""
 _MOST_SCALING = 1.5
 """Largest speedup over one worker per worker: smaller batches may fit caches better."""
 _BANDWIDTHS = ("nic_bandwidth", "inside_bandwidth", "server_bandwidth", "server_update")
 _FELT = 0.05
 """By what a further measurement must change when an unknown changes e-fold."""
+_LARGER = 1.1
+"""Factor of a cost by which its effect on a further measurement is found."""
 _MOST_PER_WORKER = 1e15
 """Multiply-adds a second: more than any accelerator makes in training."""
 
@@ -52,16 +61,18 @@ class Measurement:
     Attributes:
         strategy: spec of the strategy.
         workers: number of workers.
-        images_per_s: images per second of all of them.
+        images_per_s: images per second of all of them, or other examples.
+        batch: batch size of each worker; None: that of all measurements.
     """
 
     strategy: str
     workers: int
     images_per_s: float
+    batch: int | None = None
 
     @classmethod
     def parse(cls, text: str, strategy: str) -> Measurement:
-        """Read `8 workers: 378 images/s`, or with the strategy first, as `easgd, 8 workers: 378`.
+        """Read `8 workers: 378 images/s`, also with strategy and batch size, as `easgd, 8 workers, batch 32: 378`.
 
         Args:
             text: measurement.
@@ -71,7 +82,8 @@ class Measurement:
             RequestError: it cannot be read.
         """
         found = re.fullmatch(
-            r"\s*(?:(.+?),)?\s*(\d+) workers?\s*:\s*([0-9.,]*\d(?:[eE][+-]?\d+)?)\s*(?:images/s|img/s)?\s*",
+            r"\s*(?:(.+?),)?\s*(\d+) workers?\s*(?:,\s*batch (\d+)\s*)?:\s*([0-9.,]*\d(?:[eE][+-]?\d+)?)\s*"
+            r"(?:(?:images|img|samples|examples|sequences|sentences)/s)?\s*",
             text,
         )
         if found is None:
@@ -80,17 +92,18 @@ class Measurement:
                 "'parameter_server(servers=2), 8 workers: 378 images/s'"
             )
         try:
-            rate = float(found[3].replace(",", ""))
+            rate = float(found[4].replace(",", ""))
         except ValueError:
             rate = 0.0
-        workers = int(found[2])
-        if rate <= 0 or workers < 1:
+        workers, batch = int(found[2]), None if found[3] is None else int(found[3])
+        if rate <= 0 or workers < 1 or batch == 0:
             raise RequestError(f"the throughput {text!r} must be above 0, of at least one worker")
-        return cls(strategy=(found[1] or strategy).strip(), workers=workers, images_per_s=rate)
+        return cls(strategy=(found[1] or strategy).strip(), workers=workers, images_per_s=rate, batch=batch)
 
     def __str__(self) -> str:
         """Return it in words, without what was measured."""
-        return f"{self.strategy}, {self.workers} worker{'s' * (self.workers != 1)}"
+        batch = "" if self.batch is None else f", batch {self.batch}"
+        return f"{self.strategy}, {self.workers} worker{'s' * (self.workers != 1)}{batch}"
 
 
 def calibrate(
@@ -105,20 +118,22 @@ def calibrate(
     classes: int | None = None,
     image_size: int | None = None,
     out: str | Path | None = None,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Fit values of a cluster file to measured throughputs.
 
     Args:
         cluster: a ready cluster or a cluster file; the fit begins at its values.
-        throughput: measurements, as `8 workers: 378 images/s` or `easgd, 8 workers: 378 images/s`.
+        throughput: measurements, as `8 workers: 378 images/s` or `easgd, 8 workers, batch 32: 378 images/s`.
         unknowns: quantities to fit, of `UNKNOWNS`.
         model: network that was trained.
         data: data set that gives classes and image size, unless `classes` and `image_size` do.
-        batch_size: batch size of a worker.
+        batch_size: batch size of a worker in measurements that name none.
         strategy: strategy of measurements that name none.
         classes: number of classes, instead of the data's.
         image_size: pixels a side, instead of the data's.
         out: cluster file to write, which must not exist; None: none is written.
+        processes: forked processes for dry runs that do not depend on each other; 1: none is forked.
 
     Returns:
         A JSON-able dict: `unknowns` with values and intervals of 80 %, `measurements` with the prediction for each by
@@ -146,9 +161,9 @@ def calibrate(
     _check_scaling(seen)
     if out is not None:
         check_new_file(Path(out))
-    images = _images(data, classes, image_size)
+    images = _images(model, data, classes, image_size)
     common = {"data": images, "model": model, "batch_size": batch_size}
-    first = configure({}, {**common, "strategy": seen[0].strategy, "workers": seen[0].workers})
+    first = _configured(seen[0], common)
     _check_arithmetic(seen, first)
     where = paced_for(where, first).model_copy(update={"faults": ()})
     start = np.asarray([value_of(where, name) for name in names])
@@ -158,14 +173,24 @@ def calibrate(
         return with_values(where, dict(zip(names, map(float, start * costs**sign), strict=True)))
 
     with computing_with(1):
-        set_ups = [_SetUp.of(where, each, common, _WORK // len(seen)) for each in seen]
+        set_ups = [_SetUp.of(where, each, common, _WORK // len(seen), _FEWEST_STEPS) for each in seen]
+
+        def seconds(row: int, costs: Numbers, share: float = 1.0) -> float:
+            return 1 / set_ups[row].images_per_s(with_costs(costs), share)
+
+        asked = [(each.strategy, each.workers, each.batch) for each in seen]
         fitted = fit_costs(
-            lambda row, costs: 1 / set_ups[row].images_per_s(with_costs(costs)),
+            seconds,
             [1 / each.images_per_s for each in seen],
             np.asarray([[each.depends_on(name) for name in names] for each in set_ups]),
+            simulate_all=lambda asks: forked(seconds, asks, processes),
+            compare_all=lambda asks: forked(seconds, [(*ask, _SHARE) for ask in asks], processes),
+            same_as=[asked.index(each) for each in asked],
         )
         further = (
-            None if fitted.determined.all() else _further(seen, where, common, names, fitted, with_costs)
+            None
+            if fitted.determined.all()
+            else _further(seen, where, common, names, fitted, with_costs, processes)
         )
     if out is not None:
         made = with_costs(fitted.costs).model_copy(update={"faults": open_cluster(cluster).faults})
@@ -213,28 +238,51 @@ class _SetUp:
     Attributes:
         dry_run: the dry run.
         layout: placement of its ranks on the cluster's hosts.
+        longer: time of its steps relative to that of the common batch.
     """
 
     dry_run: DryRun
     layout: Layout
+    longer: float = 1.0
 
     @classmethod
-    def of(cls, where: Cluster, what: Measurement, common: Mapping[str, Any], work: int) -> _SetUp:
-        """Return the set-up of a measurement, with steps for some messages of a dry run."""
-        config = configure({}, {**common, "strategy": what.strategy, "workers": what.workers})
+    def of(
+        cls, where: Cluster, what: Measurement, common: Mapping[str, Any], work: int = 0, fewest: int = _ALIKE
+    ) -> _SetUp:
+        """Return the set-up of a measurement, with steps for some messages of a dry run, or at least a few.
+
+        Raises:
+            RequestError: the set-up is impossible, or its batch is another one and its step time is not known.
+        """
+        config = _configured(what, common)
+        longer = 1.0
+        if what.batch not in (None, common["batch_size"]):
+            if where.step_of is None or where.step_of.factor(1.0) is None:
+                raise RequestError(
+                    f"{what}: cluster {where.name} does not specify how step times grow with the batch: give it "
+                    "step_of with multiply_adds, or measurements of one batch"
+                )
+            longer = paced_for(where, config).step_factor / where.step_factor
         config, _ = with_stages_settled(where, config)
         traits = strategy_from(config.strategy).traits(what.workers)
         steps = work // (what.workers * (2 * traits.servers or what.workers))
-        steps = max(
-            min(_MOST_STEPS, max(_FEWEST_STEPS, steps)), _ROUNDS * min(traits.exchange_every, _MOST_STEPS)
-        )
+        alike = isinstance(where.step_time, Constant) and where.shared_slowness is None
+        if alike and traits.lockstep and not traits.servers:
+            steps, fewest = 0, _ALIKE  # every round is as long as the others
+        steps = max(min(_MOST_STEPS, max(fewest, steps)), _ROUNDS * min(traits.exchange_every, _MOST_STEPS))
         dry_run, _ = assemble_dry_run(config, steps)
-        return cls(dry_run, laid_out(where, dry_run))
+        return cls(dry_run, laid_out(where, dry_run), longer)
 
-    def images_per_s(self, where: Cluster) -> float:
-        """Return its throughput on a cluster."""
+    def images_per_s(self, where: Cluster, share: float = 1.0) -> float:
+        """Return its throughput on a cluster, in a share of its rounds of steps, but in a few steps at least."""
+        where = where.model_copy(update={"step_factor": where.step_factor * self.longer})
+        whole = self.dry_run.steps
+        length = max(1, min(whole, self.dry_run.strategy.traits(self.dry_run.workers).exchange_every))
+        rounds = max(math.ceil((_ALIKE + 1) / length), round(share * whole / length))
+        steps = min(whole, rounds * length)
+        dry_run = replace(self.dry_run, steps=steps)
         events: list[Event] = []
-        simulate_dry_on(laid_out(where, self.dry_run), self.dry_run, events.append)
+        simulate_dry_on(laid_out(where, dry_run), dry_run, events.append)
         end = events[-1]
         assert isinstance(end, RunEnded)
         return float(end.result["images_per_s"])
@@ -256,13 +304,19 @@ class _SetUp:
                 return True
 
 
-def _images(data: Any, classes: int | None, image_size: int | None) -> Dataset:
+def _configured(what: Measurement, common: Mapping[str, Any]) -> RunConfig:
+    batch = {} if what.batch is None else {"batch_size": what.batch}
+    return configure({}, {**common, **batch, "strategy": what.strategy, "workers": what.workers})
+
+
+def _images(model: Any, data: Any, classes: int | None, image_size: int | None) -> Dataset:
     """Return data of some classes and image size; the images themselves are not looked at."""
+    if is_sizes(model):
+        return without_images()
     if classes is None or image_size is None:
         dataset = open_data(data, image_size=image_size)
         return dataset if classes is None else replace(dataset, classes=tuple(map(str, range(classes))))
-    none = TensorSplit(torch.zeros(1, 3, image_size, image_size), torch.zeros(1))
-    return Dataset("images", none, none, tuple(map(str, range(classes))), (3, image_size, image_size), 1)
+    return without_images(classes, image_size)
 
 
 def _check_scaling(seen: Sequence[Measurement]) -> None:
@@ -277,8 +331,9 @@ def _check_scaling(seen: Sequence[Measurement]) -> None:
             times = each.images_per_s / (each.workers * one.images_per_s)
             if times > _MOST_SCALING:
                 raise RequestError(
-                    f"{each}: {each.images_per_s:g} images/s is {times:.3g} times what {each.workers} workers of "
-                    f"{one.images_per_s:g} images/s ({one}) compute: check the units of both"
+                    f"{each}: {each.images_per_s:g} images/s is {times:.3g} times what "
+                    f"{counted(each.workers, 'worker')} of {one.images_per_s:g} images/s ({one}) "
+                    "compute: check the units of both"
                 )
 
 
@@ -305,6 +360,7 @@ def _further(
     names: Sequence[str],
     fitted: CostFit,
     with_costs: Callable[[Numbers], Cluster],
+    processes: int,
 ) -> str | None:
     """Return the additional measurement that would determine most of the unknown costs; None if none would.
 
@@ -318,22 +374,27 @@ def _further(
     ]
     open_ones = ~fitted.determined
     known = {(each.strategy, each.workers) for each in seen}
-    best, best_gain = None, 0.0
+    best: str | None = None
+    best_gain = 0.0
     information = fitted.slopes.T @ fitted.slopes
+    set_ups: dict[str, _SetUp] = {}
     for each in asked:
-        if (each.strategy, each.workers) in known:
-            continue
-        try:
-            set_up = _SetUp.of(where, each, common, _WORK // 8)
-        except RequestError:
-            continue
-        here = set_up.images_per_s(with_costs(fitted.costs))
-        slopes = np.zeros(len(names))
-        for place, name in enumerate(names):
-            if set_up.depends_on(name):
-                grown = fitted.costs.copy()
-                grown[place] *= 1.1
-                slopes[place] = math.log(here / set_up.images_per_s(with_costs(grown))) / math.log(1.1)
+        with suppress(RequestError):
+            if (each.strategy, each.workers) not in known:
+                set_ups[str(each)] = _SetUp.of(where, each, common)
+    larger = np.where(np.eye(len(names), dtype=bool), _LARGER * fitted.costs, fitted.costs)
+    tasks = [(each, fitted.costs) for each in set_ups] + [
+        (each, larger[place])
+        for each, set_up in set_ups.items()
+        for place, name in enumerate(names)
+        if set_up.depends_on(name)
+    ]
+    rates = forked(lambda each, costs: set_ups[each].images_per_s(with_costs(costs)), tasks, processes)
+    found = {(each, costs.tobytes()): rate for (each, costs), rate in zip(tasks, rates, strict=True)}
+    for name in set_ups:
+        here = found[name, fitted.costs.tobytes()]
+        grown = np.asarray([found.get((name, costs.tobytes()), here) for costs in larger])
+        slopes = np.log(here / grown) / math.log(_LARGER)
         if np.abs(slopes[open_ones]).max() < _FELT:
             continue
         small = 1e-4 * np.eye(len(names))
@@ -341,7 +402,7 @@ def _further(
         after = np.diag(np.linalg.inv(information + np.outer(slopes, slopes) + small))[open_ones]
         gain = float(np.log(before / after).sum())
         if gain > best_gain:
-            best, best_gain = str(each), gain
+            best, best_gain = name, gain
     return best
 
 
@@ -402,13 +463,26 @@ def with_values(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
     if "inside_bandwidth" in values:
         inside = {"bandwidth_bytes_per_s": values["inside_bandwidth"]}
         changed["inside"] = cluster.inside.model_copy(update=inside)
+        if any(kind.tree for kind in cluster.hosts):
+            times = values["inside_bandwidth"] / cluster.inside.bandwidth_bytes_per_s
+            changed["hosts"] = tuple(_with_tree(kind, times) for kind in cluster.hosts)
     if "server_bandwidth" in values:
         changed["server_bandwidth_bytes_per_s"] = values["server_bandwidth"]
     if "server_update" in values:
         assert cluster.server_update is not None
         update = {"bandwidth_bytes_per_s": values["server_update"]}
         changed["server_update"] = cluster.server_update.model_copy(update=update)
-    return cluster.model_copy(update=changed)
+    # Not `model_copy`, which would copy the list of its machines.
+    return Cluster(**{**{name: getattr(cluster, name) for name in Cluster.model_fields}, **changed})
+
+
+def _with_tree(kind: HostKind, times: float) -> HostKind:
+    """Return a host with links inside of some times their bandwidth."""
+    tree = [
+        level.model_copy(update={"bandwidth_bytes_per_s": times * level.bandwidth_bytes_per_s})
+        for level in kind.tree
+    ]
+    return kind.model_copy(update={"tree": tuple(tree)})
 
 
 def _paced(cluster: Cluster, factor: float) -> dict[str, object]:
@@ -419,4 +493,8 @@ def _paced(cluster: Cluster, factor: float) -> dict[str, object]:
     if of.multiply_adds is not None:
         return {**scaled, "step_of": of.model_copy(update={"multiply_adds": of.multiply_adds / factor})}
     assert of.share_of_peak is not None
-    return {**scaled, "step_of": of.model_copy(update={"share_of_peak": of.share_of_peak / factor})}
+    assert of.peak_multiply_adds_per_s is not None
+    share = of.share_of_peak / factor
+    peak = of.peak_multiply_adds_per_s * max(1.0, share)  # measurements beyond it raise the peak itself
+    known = {"share_of_peak": min(1.0, share), "peak_multiply_adds_per_s": peak}
+    return {**scaled, "step_of": of.model_copy(update=known)}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import re
 import shutil
 import time
@@ -43,6 +42,7 @@ from polyrhythm.config.assemble import OPTIMIZERS, default_optimizer
 from polyrhythm.config.recipe import as_command, check_writable, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, refuse_real_only
 from polyrhythm.errors import RequestError, unknown
+from polyrhythm.escaping import json_text
 from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.reporting.comparison import ComparedRun, Comparison, read_run
@@ -187,12 +187,12 @@ def compare(
     """Train the same job in several ways and compare them, or compare runs that exist.
 
     Args:
-        *what: without `strategies`, folders of runs or comparisons; with them, at most one recipe.
+        *what: folders of runs or comparisons; with `strategies`, at most one recipe.
         strategies: specs, or one text with `;` between them; `ddp` is PyTorch's own, really run. None of them, but a
             cluster: ten of all families.
         workers: numbers of workers.
         seeds: number of runs of every combination.
-        first_seed: first seed.
+        first_seed: seed of the first run; the others count up from it.
         grid: values of further options, by name; `lr` is the optimizer's rate.
         until: the target, as `top1=0.9` or `loss=0.3`; None: the best top-1 that all reach.
         tune: `lr` finds every strategy its own learning rate with equal effort, within a factor of ten of its default;
@@ -212,9 +212,9 @@ def compare(
         return compare_runs(what, until, out)
     if len(what) > 1:
         raise RequestError("give at most one recipe: strategies make new runs")
-    told: dict[str, Any] = {} if cluster is None else {"cluster": str(cluster)}
-    told |= {} if gradients == "real" else {"gradients": gradients}
-    told |= {} if steps is None else {"steps": steps}
+    simulated: dict[str, Any] = {} if cluster is None else {"cluster": str(cluster)}
+    simulated |= {} if gradients == "real" else {"gradients": gradients}
+    simulated |= {} if steps is None else {"steps": steps}
     planned = plan(
         what[0] if what else None,
         strategies=strategies or STRATEGIES,
@@ -225,7 +225,7 @@ def compare(
         until=until,
         tune=tune,
         trials=trials,
-        simulation=told,
+        simulation=simulated,
         options=options,
     )
     return carry_out(planned, out=out, jobs=jobs)
@@ -307,7 +307,7 @@ def plan(
         strategies: specs, or one text with `;` between them.
         workers: numbers of workers.
         seeds: number of runs of every combination.
-        first_seed: first seed.
+        first_seed: seed of the first run; the others count up from it.
         grid: values of further options, by name; `lr` is the optimizer's rate.
         until: the target.
         tune: see `compare`.
@@ -415,8 +415,8 @@ def _search(made: Plan, strategy: str, workers: int, varied: Mapping[str, Any]) 
     )
 
 
-def _tell_of(label: str, tell: Callable[[str], None], text: str) -> None:
-    tell(f"{label}: {text}")
+def _report_for(label: str, notify: Callable[[str], None], text: str) -> None:
+    notify(f"{label}: {text}")
 
 
 TUNING = "tuning"
@@ -424,7 +424,7 @@ TUNING = "tuning"
 
 
 def _tuned(
-    made: Plan, folder: Path, jobs: int, refused: dict[str, str], tell: Callable[[str], None]
+    made: Plan, folder: Path, jobs: int, refused: dict[str, str], notify: Callable[[str], None]
 ) -> tuple[Plan, list[str]]:
     """Find every row's learning rate; return the plan of these rows, and messages about it.
 
@@ -444,13 +444,13 @@ def _tuned(
                 out=None if begun else where,
                 resume=where if begun else None,
                 jobs=jobs,
-                tell=partial(_tell_of, label, tell),
+                notify=partial(_report_for, label, notify),
             )
         except RequestError as error:
             refused[label] = str(error)
             continue
         if done.interrupted:
-            tell(f"interrupted; continue with: polyrhythm compare --resume {folder}")
+            notify(f"interrupted; continue with: polyrhythm compare --resume {folder}")
             raise KeyboardInterrupt
         best = done.search.best()
         if best is None:
@@ -468,15 +468,15 @@ def _tuned(
     return replace(made, cases=cases), [note]
 
 
-def _check_simulation(told: Mapping[str, Any], common: Mapping[str, Any]) -> None:
-    if "cluster" not in told:
-        if told:
-            raise RequestError(f"--{next(iter(told)).replace('_', '-')} needs a simulated --cluster")
+def _check_simulation(simulation: Mapping[str, Any], common: Mapping[str, Any]) -> None:
+    if "cluster" not in simulation:
+        if simulation:
+            raise RequestError(f"--{next(iter(simulation)).replace('_', '-')} needs a simulated --cluster")
         return
     refuse_real_only(common)
-    if told.get("gradients", "real") not in GRADIENTS:
-        raise unknown("gradients", told["gradients"], GRADIENTS)
-    open_cluster(told["cluster"])
+    if simulation.get("gradients", "real") not in GRADIENTS:
+        raise unknown("gradients", simulation["gradients"], GRADIENTS)
+    open_cluster(simulation["cluster"])
 
 
 def read_plan(folder: Path) -> Plan:
@@ -510,16 +510,16 @@ def carry_out(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     jobs: int | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Compared:
-    """Make all runs of a plan that are not there yet, and compare them.
+    """Execute the missing runs of a plan, and compare all of its runs.
 
     Args:
         what: the plan.
         out: folder, new or empty, or of the same plan, which is then continued; None: a new one under `runs/`.
         resume: folder of a comparison to continue; `out` is then None.
         jobs: number of concurrent runs; None: one per core if they are simulated, else one.
-        tell: receiver of a line about every finished run.
+        notify: receiver of a line about every finished run.
 
     Raises:
         RequestError: the request is wrong, no run of it is possible, or the folder to continue holds a plan of `plan`.
@@ -541,9 +541,9 @@ def carry_out(
         holder.write(folder / PLAN_FILE, _as_yaml(what))
         refused: dict[str, str] = {}
         count = jobs or (available_cores() if what.simulation else 1)
-        tuned, notes = _tuned(what, folder, count, refused, tell) if what.tune else (what, [])
+        tuned, notes = _tuned(what, folder, count, refused, notify) if what.tune else (what, [])
         planned = tuned.runs()
-        interrupted = make_runs(planned, what, folder, min(count, len(planned)), refused, tell)
+        interrupted = make_runs(planned, what, folder, min(count, len(planned)), refused, notify)
         found = [read_run(folder / run.name) for run in planned if _started(folder / run.name)]
         if not found:
             if interrupted:
@@ -585,7 +585,7 @@ def _as_yaml(what: Plan) -> str:
 def write(comparison: Comparison, folder: Path, command: str) -> None:
     """Write the report and the tables of a comparison into a folder, each whole or not at all."""
     files = {
-        RESULT_FILE: json.dumps(comparison.to_json(), indent=2, allow_nan=False) + "\n",
+        RESULT_FILE: json_text(comparison.to_json(), indent=2) + "\n",
         **dict(zip(TABLES, (comparison.markdown(), comparison.csv(), comparison.latex()), strict=True)),
         REPORT_FILE: render_comparison(comparison, folder, command),
     }
@@ -599,7 +599,7 @@ def make_runs(
     folder: Path,
     jobs: int,
     refused: dict[str, str],
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     judge_of: Callable[[PlannedRun], Judge] | None = None,
     idle: list[RunProcess] | None = None,
 ) -> bool:
@@ -611,7 +611,7 @@ def make_runs(
         folder: parent folder of their run folders.
         jobs: runs at a time.
         refused: receiver of the reason of every row that cannot be run, by its label.
-        tell: receiver of a line about every finished run.
+        notify: receiver of a line about every finished run.
         judge_of: returns what decides after every test of a run whether it continues; None: all run to their end.
         idle: processes to make runs in, for the caller to close; None: new ones, which end with the runs.
 
@@ -620,7 +620,7 @@ def make_runs(
     """
     left = [run for run in planned if not _done(folder / run.name)]
     if len(left) < len(planned):
-        tell(f"{len(planned) - len(left)} of {len(planned)} runs are there already")
+        notify(f"{len(planned) - len(left)} of {len(planned)} runs are complete")
     began_s, ended = time.monotonic(), 0
     helpers: list[RunProcess] = [] if idle is None else idle
     free = list(helpers)
@@ -648,9 +648,9 @@ def make_runs(
                 refused[run.label.rpartition(", seed")[0]] = answer["error"]
             elapsed_s = time.monotonic() - began_s
             left_s = elapsed_s / ended * (len(left) - ended)
-            tell(
+            notify(
                 f"[{len(planned) - len(left) + ended}/{len(planned)}] {run.label}: "
-                f"{_said(answer, virtual=bool(what.simulation))}{_left(left_s)}"
+                f"{_outcome_text(answer, virtual=bool(what.simulation))}{_left(left_s)}"
             )
     except KeyboardInterrupt:
         return True
@@ -665,7 +665,7 @@ def _task(run: PlannedRun, what: Plan, folder: Path) -> dict[str, Any]:
     return {"folder": str(folder), "options": dict(run.options), "simulation": dict(what.simulation)}
 
 
-def _said(answer: Mapping[str, Any], *, virtual: bool) -> str:
+def _outcome_text(answer: Mapping[str, Any], *, virtual: bool) -> str:
     from polyrhythm.reporting.quantities import duration, percent, whole
 
     if answer["outcome"] in {"refused", "failed"}:

@@ -23,6 +23,7 @@ from typing import Any, Unpack
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 
 from polyrhythm.api.observed_run import Run, choose_folder, create_folder_for, observed_run_in
 from polyrhythm.config.assemble import assemble, default_optimizer, strategy_from
@@ -103,22 +104,22 @@ def _run(job: Job, threads: int | None, emit: Callable[[Event], None], folder: P
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")  # DDP imports torch's compiler, which a fork may not
-    told, tell = context.Pipe(duplex=False)
+    results, notify = context.Pipe(duplex=False)
     threads = threads or threads_for_worker(available_cores(), job.workers, job.strategy)
     ranks = [
-        context.Process(target=_rank, args=(rank, job, port, threads, tell, folder), daemon=True)
+        context.Process(target=_rank, args=(rank, job, port, threads, notify, folder), daemon=True)
         for rank in range(job.workers)
     ]
     for process in ranks:
         process.start()
-    tell.close()
+    notify.close()
     try:
         ended = False
         while not ended:
-            ready = wait_for([told, *(process.sentinel for process in ranks)])
-            if told in ready:
+            ready = wait_for([results, *(process.sentinel for process in ranks)])
+            if results in ready:
                 with suppress(EOFError):
-                    event = told.recv()
+                    event = results.recv()
                     if isinstance(event, Exception):
                         raise event
                     emit(event)
@@ -133,20 +134,20 @@ def _run(job: Job, threads: int | None, emit: Callable[[Event], None], folder: P
             if process.is_alive():
                 process.kill()
             process.join()
-        told.close()
+        results.close()
 
 
-def _rank(rank: int, job: Job, port: int, threads: int, tell: Connection, folder: Path) -> None:
+def _rank(rank: int, job: Job, port: int, threads: int, notify: Connection, folder: Path) -> None:
     """One worker."""
     try:
         torch.set_num_threads(threads)
         distributed.init_process_group(
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=job.workers
         )
-        _train(rank, job, tell.send if rank == 0 else _ignore, folder)
+        _train(rank, job, notify.send if rank == 0 else _ignore, folder)
         distributed.destroy_process_group()
     except (RequestError, RunError) as error:
-        tell.send(error)
+        notify.send(error)
         os._exit(1)
 
 
@@ -154,7 +155,7 @@ def _ignore(event: Event) -> None:
     """Drop the other ranks' events: they repeat the first one's."""
 
 
-def _train(rank: int, job: Job, say: Callable[[Event], None], folder: Path) -> None:
+def _train(rank: int, job: Job, emit: Callable[[Event], None], folder: Path) -> None:
     learning, dataset, workers = job.learning, job.dataset, job.workers
     torch.manual_seed(learning.seed)
     bare = job.make_model()
@@ -163,7 +164,7 @@ def _train(rank: int, job: Job, say: Callable[[Event], None], folder: Path) -> N
     model = DistributedDataParallel(bare)
     precision = Precision.choose(learning.precision, job.device)
     share = Share(rank, workers, learning.batch_size, learning.seed)
-    loader = Loader(dataset.train, share, learning.transform, job.ahead, learning.mixer)
+    loader = Loader(dataset.train, share, learning.transform, job.ahead, learning.mixer, learning.label_skew)
     distributed.barrier()
     began_s, tested_s, images_of_all, step, last_loss = time.monotonic(), 0.0, 0, 0, math.nan
     found: Evaluation | None = None
@@ -184,14 +185,16 @@ def _train(rank: int, job: Job, say: Callable[[Event], None], folder: Path) -> N
                 group["lr"] = rate * ratio
             torch.manual_seed(seed_for("step", learning.seed, rank, step))
             optimizer.zero_grad()
-            normalising = by_running_statistics(model) if batch.size == 1 else nullcontext()
-            with precision.autocast(), normalising:
+            normalizing = by_running_statistics(model) if batch.size == 1 else nullcontext()
+            with precision.autocast(), normalizing:
                 logits = model(batch.images)
                 loss = objective(logits, batch.labels, batch.images) if batch.size else logits.sum() * 0
             value = float(loss.detach())
             if not math.isfinite(value):
                 raise RequestError(f"the loss is {value} at step {step} of ddp: lower the learning rate")
             loss.backward()
+            if learning.optimizer.clip_norm is not None:
+                clip_grad_norm_(bare.parameters(), learning.optimizer.clip_norm)
             optimizer.step()
             step, steps, images, loss_sum = (
                 step + 1,
@@ -202,11 +205,11 @@ def _train(rank: int, job: Job, say: Callable[[Event], None], folder: Path) -> N
         own = torch.tensor([images, loss_sum], dtype=torch.float64)
         gathered = [torch.empty_like(own) for _ in range(workers)]
         distributed.all_gather(gathered, own)
-        told = [(int(each[0]), float(each[1])) for each in gathered]
+        per_worker = [(int(each[0]), float(each[1])) for each in gathered]
         now_s = time.monotonic() - began_s
-        for worker, (of_worker, losses) in enumerate(told):
+        for worker, (of_worker, losses) in enumerate(per_worker):
             images_of_all += of_worker
-            say(
+            emit(
                 WorkerProgress(
                     time_s=now_s,
                     worker=worker,
@@ -218,17 +221,19 @@ def _train(rank: int, job: Job, say: Callable[[Event], None], folder: Path) -> N
                     learning_rate=rate,
                 )
             )
-        last_loss = sum(losses for _, losses in told) / sum(count for count, _ in told)
+        last_loss = sum(losses for _, losses in per_worker) / sum(count for count, _ in per_worker)
         if rank == 0:
             found = evaluate(bare, dataset.test, classes=dataset.classes, device=job.device)
             tested_s += time.monotonic() - began_s - now_s
-            say(_evaluated(found, epoch + 1, time.monotonic() - began_s))
+            emit(_evaluated(found, epoch + 1, time.monotonic() - began_s))
             until = job.until
             reached = until is not None and until.reached(loss=found.loss, top1=found.top1, top5=found.top5)
         agreed = torch.tensor(int(reached))
         distributed.broadcast(agreed, src=0)
         if reached := bool(agreed):
-            say(Notice(time_s=time.monotonic() - began_s, text=f"ddp has reached {job.until}: training ends"))
+            emit(
+                Notice(time_s=time.monotonic() - began_s, text=f"ddp has reached {job.until}: training ends")
+            )
             break
     if rank == 0:
         assert found is not None
@@ -251,7 +256,7 @@ def _train(rank: int, job: Job, say: Callable[[Event], None], folder: Path) -> N
             "parameters_sha256": digest(vector),
             **({"reached": reached} if job.until is not None else {}),
         }
-        say(RunEnded(time_s=seconds, outcome="done", result=result))
+        emit(RunEnded(time_s=seconds, outcome="done", result=result))
 
 
 def _evaluated(found: Evaluation, epoch: int, time_s: float) -> Evaluated:

@@ -46,7 +46,7 @@ class Fault(StrEnum):
 class Outcome(StrEnum):
     """Outcomes of a fault for the run."""
 
-    GOES_ON = "continues"
+    CONTINUES = "continues"
     REGROUPS = "regroups, continues"
     STOPS = "stops, named"
     NAMED = "named, continues"
@@ -70,7 +70,7 @@ def outcomes(strategy: Strategy, workers: int = 3) -> dict[Fault, Outcome]:
     def without(rank: int) -> Outcome:
         if not faults.survives(rank, roles, leader_returns=True):
             return Outcome.STOPS
-        return Outcome.REGROUPS if faults.regroups else Outcome.GOES_ON
+        return Outcome.REGROUPS if faults.regroups else Outcome.CONTINUES
 
     return {
         Fault.WORKER_KILLED: without(roles.workers[-1]),

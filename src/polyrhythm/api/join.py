@@ -16,37 +16,47 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.api.loop.coordination import Coordination, say
+from polyrhythm.api.loop.coordination import Coordination, print_line
 from polyrhythm.api.loop.distributable import check_distributable
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer, LazyStart
 from polyrhythm.api.loop.gradients import Mean
 from polyrhythm.api.loop.joint_metrics import join_metrics
+from polyrhythm.api.loop.loop_evaluation import Evaluate, LoopEvaluation
+from polyrhythm.api.loop.loop_profile import LoopProfile
+from polyrhythm.api.loop.loop_storage import (
+    LoopStorage,
+    newest_in,
+    read_folder,
+    with_ranks,
+    write_folder,
+)
 from polyrhythm.api.loop.position import Kept
-from polyrhythm.api.loop.run_state import read_folder, resume, run_state, worker_state, write_folder
-from polyrhythm.api.loop.shard import DealOfShard, Drawing, Shard, StepWeight, shard_of
+from polyrhythm.api.loop.run_state import resume, run_state, worker_state
+from polyrhythm.api.loop.shard import BatchesOfShard, Drawing, Shard, StepWeight, shard_of
 from polyrhythm.api.loop.store_board import LoopWatch, Posted, StoreBoard, left_key, where_all_are
 from polyrhythm.api.loop.synchronized_norms import NormPeers, synchronize, synchronized_norms
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.config.assemble import strategy_from, warn_of
+from polyrhythm.config.run_config import FORMER_ASSIGNMENTS
 from polyrhythm.config.stages import Stages
 from polyrhythm.data.balances.given import Given
-from polyrhythm.errors import LetGo, RequestError, RunError
+from polyrhythm.errors import Dismissed, RequestError, RunError
 from polyrhythm.launch.devices import use_threads
 from polyrhythm.launch.patience import speaking_up
 from polyrhythm.launch.process import ask_names_briefly, keep_freed_memory
 from polyrhythm.launch.script import (
+    DISMISSED_KEY,
     FAILED_KEY,
-    LET_GO_KEY,
     NEXT_STAGE_KEY,
-    begin_anew,
-    begin_anew_at_exit,
-    begins_anew,
+    begin_again,
+    begin_again_at_exit,
+    begins_again,
     check_stage,
     leader_returns,
     meet,
@@ -55,6 +65,8 @@ from polyrhythm.launch.script import (
 )
 from polyrhythm.launch.torchrun.started_rank import started_by_torchrun, threads_beside
 from polyrhythm.roles.balance import balances
+from polyrhythm.roles.checkpoint_interval import Interval
+from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.trainer import LoopSteps
@@ -107,6 +119,9 @@ def join(
         raise RequestError("observers receive the events of a report: give join a folder for it, report=…")
     if threads is not None and threads < 1:
         raise RequestError(f"threads must be at least 1 (given {threads})")
+    profile = LoopProfile.requested()
+    if profile is not None:
+        strategy, report, observers = "synchronous", None, ()
     stage = None if isinstance(strategy, Strategy) else stage_of(str(strategy))
     spec = strategy if stage is None else stage.strategy
     chosen = (spec if isinstance(spec, Strategy) else strategy_from(spec)).in_own_loop()
@@ -131,7 +146,7 @@ def join(
         use_threads(threads)
     keep_freed_memory()
     if report is None:
-        return Group(chosen, world, home, stage=stage)
+        return Group(chosen, world, home, stage=stage, profile=profile)
     return reported_group(chosen, world, home, Path(report), observers, stage)
 
 
@@ -192,7 +207,7 @@ def stage_of(spec: str) -> LoopStage | None:
                 f"{each.strategy} until {each.target.metric}={each.target.value:g}: in a loop of your own a stage ends "
                 "after epochs: write until 0.1, or until 3 epochs"
             )
-    return LoopStage(stages, *at, anew=begins_anew())
+    return LoopStage(stages, *at, anew=begins_again())
 
 
 def refuse_stages(strategy: str | Strategy, trainer: str) -> None:
@@ -247,7 +262,7 @@ def _serve(strategy: Strategy, world: World, home: Rank, stage: LoopStage | None
         follows = stage is not None and stage.anew and home.rendezvous.store.check([NEXT_STAGE_KEY])
         home.close()
         if stage is not None and follows:
-            begin_anew(stage.following(None))
+            begin_again(stage.following(None))
     except BaseException:
         status = 1
         traceback.print_exc()
@@ -275,6 +290,7 @@ class Group:
         meter: meter of this worker's loop; None without a report.
         log: writer of the report, on the coordinator.
         stage: present stage, where the run has several.
+        profile: measurement that ends this process; None: an ordinary run.
 
     Attributes:
         rank: index of this worker; it does not change when others fail.
@@ -290,8 +306,10 @@ class Group:
         meter: LoopMeter | None = None,
         log: LoopLog | None = None,
         stage: LoopStage | None = None,
+        profile: LoopProfile | None = None,
     ) -> None:
         self._meter = meter
+        self._profile = profile
         self._stage = stage
         self.rank = world.roles.workers.index(world.network.rank)
         self.leads = world.leads
@@ -307,6 +325,8 @@ class Group:
         self._watch: LoopWatch | None = None
         self._unsynchronize: Callable[[], None] | None = None
         self._part_metrics: list[Callable[[], None]] = []
+        self._checkpoints: tuple[Path, str, int] | None = None
+        self._resumed = ""
 
     @property
     def workers(self) -> int:
@@ -314,7 +334,7 @@ class Group:
         return self._coordination.workers
 
     def distribute(
-        self, model: _Model, optimizer: torch.optim.Optimizer
+        self, model: _Model, optimizer: torch.optim.Optimizer, *, digest_every: int = 0
     ) -> tuple[_Model, DistributedOptimizer]:
         """Distribute a model and its optimizer over the workers.
 
@@ -324,6 +344,9 @@ class Group:
         Args:
             model: model on its final device; changed in place: its parameters become views of one vector.
             optimizer: optimizer of the model's parameters, which it must treat elementwise, as SGD and Adam do.
+            digest_every: number of steps between two comparisons of the workers' parameters and optimizer states, where
+                they must be equal bit for bit: a worker that differs receives the state of the others, and of two
+                workers both return to the latest state that agreed. 0: none.
 
         Returns:
             The same model, and the optimizer to use from now on.
@@ -338,6 +361,8 @@ class Group:
                 f"a group distributes one optimizer (given {type(optimizer).__name__}): give it param groups for what "
                 "differs"
             )
+        if digest_every < 0:
+            raise RequestError(f"digest_every is a number of steps, or 0 (given {digest_every})")
         check_distributable(model, optimizer)
         if self._strategy.traits(self.workers).cuts_network:
             raise RequestError(
@@ -348,7 +373,7 @@ class Group:
         self._replica = replica
         self._home.computes_on(replica.flat.vector.device)
         coordination = self._coordination
-        trainer = coordination.take(replica)
+        trainer = coordination.take(replica, digest_every)
         steps = LoopSteps(trainer)
         traits = self._strategy.traits(self.workers)
         replica.run_hook = steps.guard
@@ -375,12 +400,12 @@ class Group:
         coordination.reform = coordination.entry.reform = made.regroup
         made.exchange_begins = coordination.step_begins
         coordination.means.place = lambda: made.place
-        made.gather, made.on_growth = self.gather, coordination.say_who_may_come
+        made.gather, made.on_growth = self.gather, coordination.report_admission
         many = len(self._world.roles.workers)
         made.where_all_are = partial(where_all_are, coordination.board, self.rank, many)
         store = self._home.rendezvous.store.clone()  # the watch has its own thread
         self._watch = LoopWatch(
-            StoreBoard(store, lambda: None), self.rank, many, self._steps, coordination.tell_waiting
+            StoreBoard(store, lambda: None), self.rank, many, self._steps, coordination.report_waiting
         )
         made.waiting = self._watch.waiting
         if (meter := self._meter) is not None:
@@ -394,12 +419,14 @@ class Group:
         if many > 1 and synchronized_norms(model):
             self._synchronize_norms(model, made, mean)
         self.joint_metric(model)
+        if self._profile is not None:
+            self._profile.watch(model, made)
         return model, made
 
     def _synchronize_norms(self, model: nn.Module, optimizer: DistributedOptimizer, mean: Mean) -> None:
         if mean is Mean.OWN:
             if self.leads:
-                say(
+                print_line(
                     f"nn.SyncBatchNorm: with {self._strategy} each worker takes the statistics of its own batches, "
                     "since workers hold different models"
                 )
@@ -531,9 +558,9 @@ class Group:
             last = stage.end(count) or count
         self._coordination.epoch_count = self._coordination.epoch_count or count
         self._coordination.loop_progress.keep(kept)
-        self._coordination.say_who_may_come()
+        self._coordination.report_admission()
         for epoch in self._coordination.epochs.through(last, optimizer.start):
-            self._coordination.tell_unseen()
+            self._coordination.report_unseen()
             yield epoch
         if stage is not None and last < count:
             self._end_stage(stage)
@@ -549,18 +576,18 @@ class Group:
         if stage.folder is not None:
             torch.save(read_folder(stage.folder / number), written)
             shutil.rmtree(stage.folder, ignore_errors=True)
-        told = self._from_leader(written.getvalue())
-        self.load_state_dict(torch.load(io.BytesIO(told), weights_only=True))
+        packed = self._from_leader(written.getvalue())
+        self.load_state_dict(torch.load(io.BytesIO(packed), weights_only=True))
 
     def _from_leader(self, content: bytes) -> bytes:
         """Return worker 0's `content`; all workers call it."""
         workers = self._world.network.subgroup("stage", self._world.roles.workers)
         size = torch.tensor([len(content)])
         workers.broadcast(size)
-        told = torch.empty(int(size), dtype=torch.uint8)
-        told.numpy()[: len(content)] = memoryview(content)
-        workers.broadcast(told)
-        return told.numpy().tobytes()
+        received = torch.empty(int(size), dtype=torch.uint8)
+        received.numpy()[: len(content)] = memoryview(content)
+        workers.broadcast(received)
+        return received.numpy().tobytes()
 
     def _end_stage(self, stage: LoopStage) -> NoReturn:
         """Save the state for the next stage, and end this process in good order."""
@@ -572,11 +599,16 @@ class Group:
             self._home.rendezvous.store.set(NEXT_STAGE_KEY, following)
         self._finish()
         if stage.anew:
-            begin_anew_at_exit(stage.following(folder))
+            begin_again_at_exit(stage.following(folder))
         raise SystemExit(0)
 
     def shard(
-        self, loader: Iterable[Any], deal: DealOfShard = "fixed", weights: Sequence[float] = ()
+        self,
+        loader: Iterable[Any],
+        batches: BatchesOfShard = "static",
+        weights: Sequence[float] = (),
+        *,
+        deal: str | None = None,
     ) -> Shard:
         """Return this worker's share of a loader; all workers must call it at the same place of their programs.
 
@@ -590,13 +622,14 @@ class Group:
           workers; each takes every N-th batch. If the last round has fewer batches than workers, the others repeat the
           last batch, as above.
 
-        After the failure of a worker, N is smaller from the next epoch on, and an epoch has more steps.
+        After the failure of a worker in an epoch of `epochs`, the others divide its images, in as many steps. From the
+        next epoch on N is smaller, and an epoch has more steps, unless a replacement has joined.
 
-        With `deal="drawn"`, for asynchronous strategies, workers draw the loader's batches, so
+        With `batches="dynamic"`, for asynchronous strategies, each free worker gets the loader's next batch, so
         that a fast worker takes more of an epoch than a slow one; each image is in one batch of one worker. The loop
         then runs a different number of times on each: step schedules by epochs, call `group.average` outside of it.
-        `len` of the shard is the workers' mean. Loading processes draw their batches ahead, so keep their
-        `prefetch_factor` small. A replacement takes the batches that the failed worker had drawn.
+        `len` of the shard is the workers' mean. Loading processes take their batches ahead, so keep their
+        `prefetch_factor` small. A replacement takes the batches that the failed worker had been assigned.
 
         With `weights=[3, 1]`, for synchronous strategies, a worker's share of every step is
         in proportion to its weight, such as its speed; steps have as many images as without. Gradients count for their
@@ -604,19 +637,22 @@ class Group:
 
         Args:
             loader: loader with the same batches on all workers.
-            deal: `fixed` or `drawn`.
+            batches: `static` (each worker has its own share) or `dynamic`.
             weights: one per worker, above 0, the same on all; empty: equal shares.
+            deal: former name of `batches`, with the values `fixed` and `drawn`, until 0.2.0.
 
         Raises:
-            RequestError: `deal` is `drawn` for a synchronous strategy or without a map-style
+            RequestError: `batches` is `dynamic` for a synchronous strategy or without a map-style
                 loader; or the number of weights differs from that of workers, or the strategy cannot have weights.
         """
         board, number = self._coordination.board, self._coordination.loop_progress.next_shard
         workers = len(self._world.roles.workers)
         posted, drawing = Posted(board, f"script/shard/{number}", self.rank, workers), None
-        if deal not in get_args(DealOfShard):
-            raise RequestError(f"shard: deal={deal!r} is not known: give 'fixed' or 'drawn'")
-        if deal == "drawn" and workers > 1:
+        given = batches if deal is None else deal
+        assignment = FORMER_ASSIGNMENTS.get(given, given)
+        if assignment not in get_args(BatchesOfShard):
+            raise RequestError(f"shard: batches={given!r} is not known: give 'static' or 'dynamic'")
+        if assignment == "dynamic" and workers > 1:
             self._check_draws()
             drawing = Drawing(board, f"script/drawn/{number}", self.rank)
         if weights and workers > 1:
@@ -648,18 +684,86 @@ class Group:
         Raises:
             RequestError: nothing was distributed, or a step is unfinished and has gradients.
         """
-        optimizer = self._optimized()
-        replica = self._replica
-        assert replica is not None, "an optimizer is distributed with its model"
-        optimizer.start()
+        self._optimized().start()
+        held = self._coordination.collect(self._own_state())
+        return {} if held is None else with_ranks(self._run_state(kept), *held)
+
+    def _own_state(self) -> WorkerState:
+        """Return the state of this worker, between two steps."""
+        optimizer, coordination = self._optimized(), self._coordination
+        assert self._replica is not None, "an optimizer is distributed with its model"
         optimizer.settle()
-        progress = self._coordination.loop_progress
-        own = worker_state(replica, optimizer, progress, counts_epochs=self._coordination.counts_epochs)
-        held = self._coordination.collect(own)
-        if held is None:
-            return {}
-        workers = len(self._world.roles.workers)
-        return run_state(self._strategy, replica.model, optimizer, self._coordination, held, workers, kept)
+        return worker_state(
+            self._replica, optimizer, coordination.loop_progress, counts_epochs=coordination.counts_epochs
+        )
+
+    def _run_state(self, kept: Sequence[Kept]) -> dict[str, Any]:
+        """Return the state of the run without those of its workers and servers."""
+        assert self._replica is not None, "an optimizer is distributed with its model"
+        workers, optimizer = len(self._world.roles.workers), self._optimized()
+        return run_state(self._strategy, self._replica.model, optimizer, self._coordination, workers, kept)
+
+    def checkpoint(self, folder: str | Path, every: str, *kept: Kept, keep: int = 2) -> None:
+        """Write a checkpoint if one is due; all workers call it between two steps, as at the end of each iteration.
+
+            resumed = group.resume("checkpoints", scheduler)
+            for epoch in group.epochs(10):
+                for x, y in shard:
+                    …
+                    optimizer.step(); scheduler.step()
+                    group.checkpoint("checkpoints", "100steps", scheduler)
+
+        A step pays for one copy of this worker's state. The coordinator collects the states of all workers and writes
+        them while steps continue; see `save` for the format. A full or slow disk delays checkpoints, never steps. At
+        the end of the `with` the newest one is whole.
+
+        Args:
+            folder: folder of the checkpoints.
+            every: interval: `100steps`, `10min` (`s`, `h`) or `1epoch` of `epochs`. With local steps there is at most
+                one checkpoint in a round.
+            *kept: see `state_dict`.
+            keep: number of newest checkpoints to keep.
+
+        Raises:
+            RequestError: the interval cannot be read, differs from the first call's, or a step is unfinished and has
+                gradients.
+        """
+        asked = Path(folder), every, keep
+        if self._checkpoints is None:
+            if keep < 1:
+                raise RequestError(f"cannot keep {keep} checkpoints: give 1 at least")
+            self._checkpoints = asked
+            storage = LoopStorage(asked[0], keep, self._resumed)
+            self._coordination.save_every(Interval.parse(every), storage)
+        if asked != self._checkpoints:
+            raise RequestError(
+                f"group.checkpoint was called with {self._checkpoints} before, and with {asked} now: a loop has one "
+                "folder and interval"
+            )
+        if self._coordination.state_due():
+            self._coordination.send_state(self._own_state(), lambda: self._run_state(kept))
+
+    def resume(self, folder: str | Path, *kept: Kept) -> bool:
+        """Resume from the newest intact checkpoint in a folder, if there is one; all call it right after `distribute`.
+
+        Args:
+            folder: folder given to `checkpoint`, which all workers can read.
+            *kept: see `load_state_dict`.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            RequestError: see `load_state_dict`.
+        """
+        folder = Path(folder)
+        name, remark = newest_in(folder)
+        self._resumed = self._coordination.board.post_if_absent("script/resumed", name)
+        if self.leads and remark:
+            print_line(remark)
+        if self._resumed:
+            self.load(folder / self._resumed, *kept)
+        return bool(self._resumed)
 
     def load_state_dict(self, state_dict: dict[str, Any], *kept: Kept) -> None:
         """Resume from a state of `state_dict`; all workers call it right after `distribute`.
@@ -691,7 +795,7 @@ class Group:
             succeeds=self._world.rejoins,
         )
         if text and self.leads:
-            say(text)
+            print_line(text)
 
     def save(self, folder: str | Path, *kept: Kept) -> None:
         """Write the state of the run in the format of `torch.distributed.checkpoint`; see `state_dict`.
@@ -721,7 +825,7 @@ class Group:
         self.load_state_dict(read_folder(Path(folder)), *kept)
 
     def _check_draws(self) -> None:
-        """Refuse to draw batches with a synchronous strategy.
+        """Refuse dynamic batches with a synchronous strategy.
 
         Raises:
             RequestError: the workers are synchronous, all of them or in groups.
@@ -729,8 +833,8 @@ class Group:
         traits = self._strategy.traits(self.workers)
         if not traits.draws or any(len(group) > 1 for group in traits.groups):
             raise RequestError(
-                f"shard: deal='drawn': workers of {self._strategy} take their steps together, so each has a fixed "
-                "share of every one: leave deal out, or join with an asynchronous strategy, such "
+                f"shard: batches='dynamic': workers of {self._strategy} take their steps together, so each has its "
+                "own share of every one: leave batches out, or join with an asynchronous strategy, such "
                 "as parameter_server"
             )
 
@@ -746,7 +850,7 @@ class Group:
         if not self._strategy.traits(workers).lockstep:
             raise RequestError(
                 f"shard: weights: workers of {self._strategy} do not take their steps together, so fast ones can take "
-                "more of them: leave weights out, or give deal='drawn' where the strategy draws"
+                "more of them: leave weights out, or give batches='dynamic' where the strategy is asynchronous"
             )
         balances(rule, self._strategy, workers, batch)
 
@@ -820,6 +924,37 @@ class Group:
         if self._meter is not None:
             self._coordination.log({name: _number(value) for name, value in values.items()})
 
+    def evaluate_async(
+        self, function: Evaluate, *, on_error: Literal["raise", "skip"] = "raise"
+    ) -> LoopEvaluation:
+        """Evaluate a copy of the coordinator's model in a process of its own, while steps continue.
+
+            for epoch in group.epochs(10):
+                for images, labels in loader: ...
+                group.evaluate_async(lambda model: {"test_top1": accuracy(model, test_loader)})
+
+        The process is a fork, so the function may refer to anything, but changes nothing here; it has no GPU. The
+        model is in evaluation mode, without gradients. Results are logged as by `log`, for the step of the copy. At
+        most one evaluation runs and one waits: a newer one replaces the waiting one, which is reported once. The end of
+        the `with` waits for both. On other workers this does nothing.
+
+        Args:
+            function: function of the model that returns numbers by name.
+            on_error: `raise`: a function that fails ends the loop at a later step with a line that has its step;
+                `skip`: that line is printed, and the loop continues.
+
+        Returns:
+            The evaluation: `values` are its results, once `done`; `wait()` returns them.
+
+        Raises:
+            RequestError: the model is on a GPU, memory is short, or nothing was distributed.
+            RunError: an earlier evaluation has failed.
+        """
+        if on_error not in ("raise", "skip"):
+            raise RequestError(f"group.evaluate_async: on_error is raise or skip, not {on_error!r}")
+        self._optimized().settle()
+        return self._coordination.evaluate(function, skips_failures=on_error == "skip")
+
     def print(self, *values: object) -> None:
         """Print on the coordinator."""
         if self.leads:
@@ -855,8 +990,8 @@ class Group:
             self._coordination.fail(error)
         own, store = self._home.rendezvous.own, self._home.rendezvous.store
         with suppress(RuntimeError):  # the store may be closed already, and the raised error matters more
-            if isinstance(error, LetGo):
-                store.set(f"{LET_GO_KEY}/{own.rank}/{own.generation}", "")
+            if isinstance(error, Dismissed):
+                store.set(f"{DISMISSED_KEY}/{own.rank}/{own.generation}", "")
             elif not isinstance(error, RunError):
                 # A RunError is this worker's report of another worker's end.
                 store.set(FAILED_KEY, str(own.rank))
@@ -875,7 +1010,7 @@ class Group:
                 "nothing was distributed: call group.distribute(model, optimizer) inside the `with`"
             )
         self._home.rendezvous.store.set(left_key(self.rank), "")
-        with speaking_up(self._who_is_missing):
+        with speaking_up(self._missing_text):
             self._optimizer.start()
             self._optimizer.settle()
             self._optimizer.finish()
@@ -884,7 +1019,7 @@ class Group:
             self._optimizer.gradients.close()
             self._home.close()
 
-    def _who_is_missing(self) -> str:
+    def _missing_text(self) -> str:
         store = self._home.rendezvous.store.clone()  # the other thread may be waiting on the store itself
         missing = [
             str(worker)

@@ -29,7 +29,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     newest_generations,
     own_address,
 )
-from polyrhythm.config.assemble import assemble
+from polyrhythm.config.assemble import assemble, checkpoints_of
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dataset import Dataset
@@ -52,8 +52,8 @@ from polyrhythm.launch.process import ask_names_briefly
 from polyrhythm.launch.rank import RankContext, run_rank
 from polyrhythm.launch.signals import ASKING, INTERRUPTED, PREEMPTED
 from polyrhythm.launch.torchrun.software import software
-from polyrhythm.roles.job import CheckpointConfig, Job
-from polyrhythm.roles.world import Departed, StopRequest
+from polyrhythm.roles.job import Job
+from polyrhythm.roles.world import RankExited, StopRequest
 
 JOIN_FILE = "join.json"
 """In the run folder while the run can be joined: address, token file, and the command."""
@@ -91,8 +91,12 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
     command = f"polyrhythm join {entrance.address}" + (f" --token-file {file}" if file else "")
     knowing = "" if file else ", with POLYRHYTHM_TOKEN in the environment"
     entrance.how = f"others may join at {entrance.address}: {command}{knowing}"
-    told = {"address": str(entrance.address), "token_file": str(file) if file else None, "command": command}
-    job.checkpointing.claim.write(folder / JOIN_FILE, json.dumps(told, indent=2) + "\n")
+    description = {
+        "address": str(entrance.address),
+        "token_file": str(file) if file else None,
+        "command": command,
+    }
+    job.checkpointing.claim.write(folder / JOIN_FILE, json.dumps(description, indent=2) + "\n")
     try:
         yield entrance
     finally:
@@ -103,7 +107,7 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
 
 
 def admission_of(job: Job, config: RunConfig, entrance: Entrance | None = None) -> Admission | None:
-    """Return what a rank started by torchrun must know about the admission of guests; None if there are none.
+    """Return the facts about the admission of guests for a rank started by torchrun; None if none are admitted.
 
     Args:
         job: job; its folder may hold the token that rank 0 has drawn if none was given.
@@ -170,11 +174,11 @@ class Guest:
         self._stop = StopRequest()
         self._asked: int | None = None
 
-    def work(self, say: Callable[[str], None], threads: int | None = None) -> int:
+    def work(self, notify: Callable[[str], None], threads: int | None = None) -> int:
         """Train until the run is over, or this worker is asked to leave.
 
         Args:
-            say: function that prints a message for the user.
+            notify: function that prints a message for the user.
             threads: compute threads; None: all cores.
 
         Returns:
@@ -187,17 +191,17 @@ class Guest:
         """
         for number in ASKING:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._hear)
-        self._visit.listen(self._stop.request, lambda why: self._end_soon(why, say))
+                signal.signal(number, self._handle)
+        self._visit.listen(self._stop.request, lambda why: self._end_soon(why, notify))
 
         def emit(event: Event) -> None:
             if isinstance(event, Notice):
-                say(event.text)
+                notify(event.text)
 
         try:
             around = RankContext(self._stop, emit, guest=True)
             run_rank(self._job, self._place.roles, self._rendezvous(), threads or available_cores(), around)
-        except Departed:
+        except RankExited:
             self._visit.leave("its host asked it to")
             return self._status()
         except BaseException as error:
@@ -209,7 +213,7 @@ class Guest:
         return 0
 
     @property
-    def last_words(self) -> str:
+    def end_message(self) -> str:
         """A sentence on how its work ended, if it has left in good order."""
         if self._stop.requested:
             return (
@@ -241,7 +245,7 @@ class Guest:
             met=newest_generations(found, size),
         )
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._asked is None:
             self._asked = number
             self._stop.request_leave()
@@ -254,11 +258,11 @@ class Guest:
     def _status(self) -> int:
         return PREEMPTED if self._asked == signal.SIGTERM else INTERRUPTED
 
-    def _end_soon(self, why: str, say: Callable[[str], None]) -> None:
+    def _end_soon(self, why: str, notify: Callable[[str], None]) -> None:
         """Exit soon after the run is over or gone: a worker that does not finish within a moment never will."""
 
         def end() -> None:
-            say(f"{why}: this worker leaves")
+            notify(f"{why}: this worker leaves")
             os._exit(1)
 
         self._after(LEAVING_PATIENCE_S, end)
@@ -274,7 +278,7 @@ def enter_run(address: str, *, token_file: str | Path | None = None, **own: Any)
 
     Args:
         address: address where the run listens, HOST:PORT.
-        token_file: token file of the run token; None: the environment's.
+        token_file: file with the run token; None: the token is in the environment.
         **own: options of `RunConfig` in which this worker differs from the others: the path of its `data`, its
             `device`.
 
@@ -307,7 +311,7 @@ def enter_run(address: str, *, token_file: str | Path | None = None, **own: Any)
 def _job(offer: dict[str, Any], own: dict[str, Any]) -> Job:
     config = configure(offer["config"], {"weights": None}, own)  # the others give it their parameters
     folder = Path(offer["folder"])
-    job = assemble(config, CheckpointConfig(folder=folder, checkpoints=config.keep_checkpoints))
+    job = assemble(config, checkpoints_of(config, folder))
     here = facts_of(job.dataset)
     for fact, value in offer["data"].items():
         if here[fact] != value:

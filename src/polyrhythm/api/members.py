@@ -18,7 +18,6 @@ that have ended, and continues the others, or the student, from their last check
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import sys
@@ -46,6 +45,7 @@ from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.stages import Stages
 from polyrhythm.config.trained import ENSEMBLE_FILE, MODEL_FILE, member_folder
 from polyrhythm.errors import RequestError, RunError
+from polyrhythm.escaping import json_text
 from polyrhythm.events import Evaluated, Event, Notice
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.launch.patience import Patience, speaking_up
@@ -165,7 +165,7 @@ def simulate_ensemble(
         config: configuration of all of it.
         folder: folder of the run, new.
         observers: receivers of every event, and one end.
-        play: simulates a run.
+        play: function that simulates a run.
         learns: whether there are gradients, and so something to test.
 
     Raises:
@@ -182,7 +182,7 @@ def simulate_ensemble(
         workers,
         needed.servers,
         needed.placement,
-        draws=draws(config.deal, strategies[0], workers),
+        draws=draws(config.batches, strategies[0], workers),
     )
     claim = create_folder_for(folder, config, "none")
     runs, held = [], Counter[int]()
@@ -238,9 +238,9 @@ def shared_ranks(ensemble: Ensemble, config: RunConfig, asked: int | None) -> Ru
     workers = members * (each - servers[0])
     if asked not in (None, workers):
         raise RequestError(f"torchrun's processes leave {workers} workers, not {asked}: omit --workers")
-    told = config.model_copy(update={"workers": workers})
-    _try_out(ensemble, told, ensemble.member_configs(told))
-    return told
+    whole = config.model_copy(update={"workers": workers})
+    _try_out(ensemble, whole, ensemble.member_configs(whole))
+    return whole
 
 
 def train_ensemble_of_ranks(
@@ -327,8 +327,8 @@ def train_ensemble_of_ranks(
         taught = None
         if config.distill is not None:
             with as_group(f"{name}/{STUDENT}", 0, 0, outside.size):
-                told = _student_options(ensemble, config, folder) | threads
-                taught = make(folder / STUDENT, told, observers)
+                student = _student_options(ensemble, config, folder) | threads
+                taught = make(folder / STUDENT, student, observers)
             assert taught is not None, "rank 0 leads"
             if taught.outcome != "done":
                 return replace(taught, folder=folder)
@@ -492,7 +492,7 @@ def _side_by_side(configs: Sequence[RunConfig], folder: Path, observers: Sequenc
             process.interrupt()
 
     def made(number: int) -> dict[str, Any]:
-        def hear(epoch: int, tested: Mapping[str, float]) -> bool:
+        def observe(epoch: int, tested: Mapping[str, float]) -> bool:
             text = _tested(folder, number, epoch, tested["top1"])
             with telling:
                 for observer in observers:
@@ -505,7 +505,7 @@ def _side_by_side(configs: Sequence[RunConfig], folder: Path, observers: Sequenc
             "simulation": {},
         }
         for _ in range(_TRIES):
-            answer = processes[number].make(task, hear)
+            answer = processes[number].make(task, observe)
             if not answer.get("died") or stopping.is_set():
                 break
         return answer
@@ -577,7 +577,7 @@ def _over(
         shutil.copy2(taught.folder / MODEL_FILE, UNCLAIMED.draft(folder / MODEL_FILE))
         UNCLAIMED.publish(folder / MODEL_FILE)
     UNCLAIMED.write(folder / "report.html", render_ensemble(figures, student=taught is not None))
-    UNCLAIMED.write(folder / ENSEMBLE_FILE, json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    UNCLAIMED.write(folder / ENSEMBLE_FILE, json_text(figures, indent=2) + "\n")
     return Run(folder, "done", figures)
 
 

@@ -32,6 +32,7 @@ from polyrhythm.config.stages import Stages
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.record import DATA_FILE, DataRecord, read_record
 from polyrhythm.errors import PolyrhythmError, RequestError
+from polyrhythm.evaluation.target import Target
 from polyrhythm.events import Evaluated, Event, Notice, Restarted, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.launch.energy import EnergyCounter
@@ -291,7 +292,9 @@ class ObservedRun:
         """Return the run, once it is over."""
         assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"
         restarts = [notice for notice in self._figures.notices if isinstance(notice, Restarted)]
-        if restarts:  # repeated work counts once
+        started = self._figures.started
+        # Repeated work counts once, and work before a resume as the report has it.
+        if restarts or (started is not None and started.resumed_step is not None):
             self._figures = RunFigures.of(read_events(self._folder / LOG_FILE))
         return run_of(self._folder, self._last, self._figures, restarts)
 
@@ -325,15 +328,18 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
     return Run(folder, end.outcome, figures)
 
 
-def tested_epochs(folder: Path) -> int:
+def tested_epochs(folder: Path, until: str | None) -> int:
     """Return the number of epochs after which the run of a folder was tested last; 0: not yet.
 
+    A test that has reached the target does not count: a run that was killed after it ends by it again.
+
     Raises:
-        RequestError: the log is damaged.
+        RequestError: the log is damaged, or the target cannot be read.
     """
+    target = None if until is None else Target.parse(until)
     log = folder / LOG_FILE
-    events = read_events(log) if log.exists() else []
-    return max((event.epoch for event in events if isinstance(event, Evaluated)), default=0)
+    tests = [event for event in read_events(log) if isinstance(event, Evaluated)] if log.exists() else []
+    return max((test.epoch for test in tests if target is None or not target.reached_by(test)), default=0)
 
 
 def finished_run(folder: Path) -> Run | None:
@@ -438,7 +444,7 @@ def create_folder_for(folder: Path, config: RunConfig, device: str, dataset: Dat
 
 
 def claimed_folder(folder: Path, threads: int, device: str) -> Claim:
-    """Create a folder with `environment.json`, unless it is there, and claim it.
+    """Create a folder with `environment.json`, unless it exists, and claim it.
 
     Args:
         folder: folder of a run that no recipe can repeat.

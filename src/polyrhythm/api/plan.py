@@ -18,7 +18,6 @@ cluster's own hosts; its images divided by their throughput are the time on othe
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -33,7 +32,7 @@ import yaml
 from polyrhythm.api.compare import PLAN_FILE, REPORT_FILE, claimed, write
 from polyrhythm.api.compare import Plan as Trials
 from polyrhythm.api.observed_run import choose_folder
-from polyrhythm.api.race import LONGEST, Entrant, Limits, Race, not_known
+from polyrhythm.api.race import LONGEST, Entrant, Limits, Race, noise_among, not_known
 from polyrhythm.api.rehearsal import STRATEGIES, Candidate, rehearse, with_servers
 from polyrhythm.api.simulate import laid_out
 from polyrhythm.claim import UNCLAIMED
@@ -45,9 +44,11 @@ from polyrhythm.config.run_config import refuse_real_only
 from polyrhythm.config.stages import Stages
 from polyrhythm.data.balances.measured import Measured
 from polyrhythm.errors import RequestError
-from polyrhythm.evaluation.target import Target
+from polyrhythm.escaping import json_text
+from polyrhythm.evaluation.target import IMAGES, Target
 from polyrhythm.launch.devices import available_cores
-from polyrhythm.planning.intervals import Noise, noise_of
+from polyrhythm.models.architectures.sizes import is_sizes
+from polyrhythm.planning.intervals import Noise
 from polyrhythm.reporting.comparison import RANK, Comparison, read_run, throughput
 from polyrhythm.reporting.comparison import images_to as images_of
 from polyrhythm.reporting.event_log import LOG_FILE
@@ -68,6 +69,12 @@ _EXPLAINED, _NAMED = 3, 3
 _UNLIMITED = 1e15
 _TRIALS, _SEEDS = 24, 3
 """Defaults of `trials` and `seeds`."""
+_EQUAL = 1.02
+"""Ratio of times up to which the simpler one is recommended, where money does not matter.
+
+The fastest of a rank is the better guess: on the 20 clusters of `benchmarks/plan`, the simplest of a whole rank costs
+more than twice the time that is lost with this ratio.
+"""
 _WORTH_IT = 1.1
 """Gain in simulated images/s from which compression is tried, since it may cost accuracy."""
 
@@ -169,7 +176,7 @@ class Plan:
 
     @property
     def heading(self) -> str:
-        """What is planned, in words."""
+        """Target, cluster, bound and objective, as text."""
         within = f" within {self.allowed}" if self.allowed else ""
         return f"to {self.target} on {self.cluster}{within}, best for {'money' if self.for_money else 'time'} first"
 
@@ -197,10 +204,12 @@ class Plan:
             names += f"; and {counted(len(rivals) - len(shown), 'other')}"
         what = "price" if self.for_money else "time"
         text += f". No difference in {what} beyond that of seeds from {names}"
-        return f"{text}; this one {_advantage(best, rivals)}."
+        fastest = all(best.seconds[0] <= each.seconds[0] for each in rivals)
+        otherwise = "has the lowest mean" if fastest else "is among the simplest"
+        return f"{text}; this one {_advantage(best, rivals) or otherwise}."
 
     def cost(self, choice: Choice) -> str:
-        """Return what a choice takes, by what the plan is for, with its interval."""
+        """Return the price or time of a choice, whichever the plan optimizes, with its interval."""
         if self.for_money and choice.prices is not None:
             return f"{_between(choice.prices, significant)} {self.currency}".strip()
         return _between(choice.seconds, duration)
@@ -214,6 +223,8 @@ class Plan:
             text += f", bottleneck: {candidate.held_back}"
         text += f"; needs {_between(choice.images, whole)} images"
         fewest = min(each.images[0] for each in (*self.choices, *self.others))
+        if self.target.metric == IMAGES:
+            return f"{text.rpartition('; needs')[0]}."
         if math.isfinite(choice.images[0]) and choice.images[0] > 1.05 * fewest > 0:
             text += f", {choice.images[0] / fewest:.1f}× the fewest"
         if choice.reached < choice.trials:
@@ -235,7 +246,7 @@ class Plan:
         if any(math.isfinite(each.seconds[1]) for each in self.choices):
             notes.append(
                 "In brackets: 80 % interval of a further seed. Candidates of one rank show no difference beyond "
-                "that of seeds; the cheaper or simpler one is first."
+                "that of seeds."
             )
         if self.pareto:
             notes.append(
@@ -245,6 +256,13 @@ class Plan:
             )
         if not priced:
             notes.append("The price is not known: the cluster's hosts have no price_per_hour.")
+        if self.target.metric == IMAGES:
+            if self.recommended.command.startswith("polyrhythm run"):
+                notes.append(f"In the script: polyrhythm.join({self.recommended.candidate.strategy!r}).")
+            notes.append(
+                "By dry runs alone: how far the network is trained by these images is not known. The batch of all "
+                "workers grows with their number."
+            )
         if self.interrupted:
             notes.append("The race was interrupted: this is the best answer so far.")
         left_out = [(each.candidate.name, each.left_out) for each in self.others]
@@ -290,20 +308,20 @@ def plan(
     budget: float | None = None,
     currency: str = "",
     deadline_s: float | None = None,
-    optimise: str | None = None,
+    optimize: str | None = None,
     trials: int = _TRIALS,
     seeds: int = _SEEDS,
     trial_epochs: int | None = None,
     out: str | Path | None = None,
     jobs: int | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> Plan:
     """Find out how a job is best run on a cluster; real training is simulated, nothing is run for real.
 
     Args:
         cluster: a ready cluster or a cluster file.
-        target: `top1=0.9`, `top5=0.99` or `loss=0.3`.
+        target: `top1=0.9`, `top5=0.99` or `loss=0.3`; or `images=1e6`, which ranks by dry runs alone.
         strategies: specs; number and place of servers are found where a spec leaves them open.
         workers: numbers of workers; None: 1, 2, 4, … and as many as there are places.
         batch_sizes: batch sizes of a worker; none: that of `options`.
@@ -316,13 +334,13 @@ def plan(
         budget: budget in the currency of the cluster's prices.
         currency: currency of the budget; empty: the cluster's.
         deadline_s: deadline in seconds.
-        optimise: `time` or `money`; None: money where only a deadline is given, else time.
+        optimize: `time` or `money`; None: money where only a deadline is given, else time.
         trials: maximum number of candidates that are trained in simulation; each strategy's fastest is one.
         seeds: number of seeds of candidates close to the best.
         trial_epochs: maximum epochs of a trial; None: eight times those of the job.
         out: the folder of the trials, new or empty; None: a new one under `runs/`.
         jobs: number of concurrent trials; None: one per core.
-        tell: receiver of progress messages.
+        notify: receiver of progress messages.
         **options: options of `simulate`: `data`, `model`, `epochs`, and any other.
 
     Raises:
@@ -333,8 +351,19 @@ def plan(
     rented = split_outside(machines, ";") if isinstance(machines, str) else list(machines)
     rented = machines_of(where) if rented == ["all"] else rented
     elsewhere = [with_machine(where, name) for name in rented]
-    wanted = _Wanted(Target.parse(target), budget, deadline_s, optimise)
+    wanted = _Wanted(_goal(target), budget, deadline_s, optimize)
     wanted.check([where, *elsewhere])
+    by_images = wanted.goal.metric == IMAGES
+    if not by_images and is_sizes(options.get("model")):
+        raise RequestError(
+            f"a network of sizes alone cannot be trained to {wanted.goal}: give a number of images, as --target "
+            "images=1e6"
+        )
+    if by_images and (trials, seeds, trial_epochs, compressors) != (_TRIALS, _SEEDS, None, AUTO):
+        raise RequestError(
+            "--target images trains nothing, and compression may cost accuracy: leave --trials, --seeds, "
+            "--trial-epochs and --compressors out"
+        )
     _check(trials, trial_epochs, options)
     check_writable("plan", options)
     if batch_sizes and (where.step_of is None or where.step_of.factor(1.0) is None):
@@ -365,7 +394,24 @@ def plan(
     for name, machine in zip(rented, elsewhere, strict=True):
         there = [replace(each, machine=name) for each in candidates]
         rentable += rehearse(machine, there, options, refused)
-    tell(f"simulated {counted(len(found) + len(rentable), 'candidate')}; {len(refused)} cannot be run here")
+    asked: dict[str, Any] = {
+        "cluster": cluster,
+        "target": target,
+        "strategies": None if names == list(CONSIDERED) else "; ".join(map(str, names)),
+        "workers": ",".join(map(str, workers or ())),
+        "batch_sizes": ",".join(map(str, batch_sizes)),
+        "rates": ",".join(f"{rate:g}" for rate in rates),
+        "machines": "; ".join(rented),
+        "budget": None if budget is None else f"{budget:g}{currency}",
+        "deadline": None if deadline_s is None else f"{deadline_s:g}s",
+        "optimize": optimize,
+    }
+    notify(f"simulated {counted(len(found) + len(rentable), 'candidate')}; {len(refused)} cannot be run here")
+    if by_images:
+        given = {key: value for key, value in asked.items() if value} | options
+        return _by_images(
+            [*found, *rentable], refused, where_priced, wanted, options, as_command(["plan"], given), out
+        )
     shrunk = split_outside(compressors, ";") if isinstance(compressors, str) else list(compressors)
     if shrunk == [AUTO]:
         smaller = worth_compressing(where, found, options)
@@ -385,18 +431,8 @@ def plan(
         deadline_s=deadline_s,
         images_alone=bool(rented),
     )
-    asked = {
-        "cluster": cluster,
-        "target": target,
-        "strategies": None if names == list(CONSIDERED) else "; ".join(map(str, names)),
-        "workers": ",".join(map(str, workers or ())),
-        "batch_sizes": ",".join(map(str, batch_sizes)),
-        "rates": ",".join(f"{rate:g}" for rate in rates),
+    asked |= {
         "compressors": None if shrunk == [AUTO] else "; ".join(shrunk) or "none",
-        "machines": "; ".join(rented),
-        "budget": None if budget is None else f"{budget:g}{currency}",
-        "deadline": None if deadline_s is None else f"{deadline_s:g}s",
-        "optimise": optimise,
         "trials": None if trials == _TRIALS else trials,
         "seeds": None if seeds == _SEEDS else seeds,
         "trial_epochs": trial_epochs,
@@ -413,9 +449,102 @@ def plan(
     )
     folder = choose_folder(out, "plan")
     with claimed(folder):
-        race = Race(folder, trainings, limits, jobs or available_cores(), tell)
+        race = Race(folder, trainings, limits, jobs or available_cores(), notify)
         race.run([*first, *smaller], rest)
         return _ranked(race, folder, trainings, [*found, *rentable], refused, where_priced, wanted)
+
+
+def _goal(text: str) -> Target:
+    """Read a target, or `images=1e6`.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    metric, _, number = (part.strip() for part in text.partition("="))
+    if metric != IMAGES:
+        return Target.parse(text)
+    try:
+        images = float(number)
+    except ValueError:
+        images = math.nan
+    if not 1 <= images < math.inf:
+        raise RequestError(f"cannot read the target {text!r}: write images=1e6, at least 1")
+    return Target(IMAGES, images)
+
+
+def _by_images(
+    found: Sequence[Candidate],
+    refused: dict[str, str],
+    where: Cluster,
+    wanted: _Wanted,
+    options: Mapping[str, Any],
+    asked: str,
+    out: str | Path | None,
+) -> Plan:
+    """Return the plan for a number of images, by dry runs alone; see `plan`."""
+    images = wanted.goal.value
+    every = []
+    for each in found:
+        seconds = images / each.images_per_s if each.images_per_s > 0 else math.inf
+        same = strategy_from(each.strategy).traits(each.workers).identical
+        hourly = each.price_per_hour
+        every.append(
+            Choice(
+                candidate=each,
+                images=(images, math.nan, math.nan),
+                seconds=(seconds, math.nan, math.nan),
+                price=None if hourly is None else seconds / 3600 * hourly,
+                reached=0,
+                trials=0,
+                command=_command_for_images(each, options, images),
+                left_out="" if same else "stale or averaged updates, which may need more images",
+            )
+        )
+    for_money = wanted.for_money and any(each.price is not None for each in every)
+    reaching = [each for each in every if not each.left_out]
+    limits = wanted.limits(where.currency)
+    choices = ranked(list(filter(wanted.allows, reaching)), Noise(math.nan, 0), for_money=for_money)
+    if not choices:
+        why = too_little(wanted.goal, limits, reaching, where.currency) if reaching else ""
+        raise RequestError(why or "every candidate has stale or averaged updates: add synchronous")
+    folder = choose_folder(out, "plan")
+    made = Plan(
+        folder=folder,
+        cluster=where.name,
+        currency=where.currency,
+        target=wanted.goal,
+        choices=choices,
+        others=_others(every, choices, limits),
+        rehearsed=found,
+        pareto=pareto_choices(choices),
+        refused=refused,
+        for_money=for_money,
+        allowed=limits,
+        asked=asked,
+    )
+    with claimed(folder):
+        UNCLAIMED.write(folder / PLAN_JSON, json_text(made.to_json(), indent=2) + "\n")
+        UNCLAIMED.write(folder / REPORT_FILE, render_plan(made.table(), None, folder, asked))
+    return made
+
+
+def _others(every: Sequence[Choice], choices: Sequence[Choice], limits: str) -> list[Choice]:
+    """Return what is not among the choices, each with the reason."""
+    kept = {each.candidate.name for each in choices}
+    return [
+        replace(each, left_out=each.left_out or f"over {limits}")
+        for each in every
+        if each.candidate.name not in kept
+    ]
+
+
+def _command_for_images(candidate: Candidate, options: Mapping[str, Any], images: float) -> str:
+    """Return the command of a run of that length; of a network of sizes alone, that of its script."""
+    if is_sizes(options.get("model")):
+        return f"polyrhythm run --workers {candidate.workers} SCRIPT"
+    given = {**options, "strategy": candidate.strategy, "workers": candidate.workers, **candidate.options}
+    length = len(opened(configure({}, given)).train)
+    return as_command(["train"], {**given, "epochs": max(1, math.ceil(images / length))})
 
 
 def _epochs(options: Mapping[str, Any]) -> int:
@@ -432,13 +561,13 @@ class _Wanted:
         goal: target.
         budget: budget in the currency of the prices; None: any.
         deadline_s: seconds; None: any.
-        optimise: `time` or `money`; None: money where only a deadline is given.
+        optimize: `time` or `money`; None: money where only a deadline is given.
     """
 
     goal: Target
     budget: float | None
     deadline_s: float | None
-    optimise: str | None
+    optimize: str | None
 
     def check(self, clusters: Sequence[Cluster]) -> None:
         """Reject requests that are contradictory, or impossible on these clusters.
@@ -446,13 +575,13 @@ class _Wanted:
         Raises:
             RequestError: the request cannot be met.
         """
-        if self.optimise not in (None, "time", "money"):
-            raise RequestError(f"optimise is time or money (given {self.optimise!r})")
+        if self.optimize not in (None, "time", "money"):
+            raise RequestError(f"optimize is time or money (given {self.optimize!r})")
         for name, value in (("budget", self.budget), ("deadline", self.deadline_s)):
             if value is not None and not value > 0:
                 raise RequestError(f"{name} must be above 0 (given {value:g})")
         priced = any(kind.price_per_hour is not None for where in clusters for kind in where.hosts)
-        if not priced and (self.budget is not None or self.optimise == "money"):
+        if not priced and (self.budget is not None or self.optimize == "money"):
             raise RequestError(
                 f"cluster {clusters[0].name} has no prices, so nothing is known of money: give its hosts a "
                 "price_per_hour"
@@ -462,7 +591,7 @@ class _Wanted:
     def for_money(self) -> bool:
         """Whether the cheapest is the best; else the fastest."""
         by_default = self.deadline_s is not None and self.budget is None
-        return self.optimise == "money" or (self.optimise is None and by_default)
+        return self.optimize == "money" or (self.optimize is None and by_default)
 
     def allows(self, choice: Choice) -> bool:
         """Whether a choice keeps to budget and deadline."""
@@ -556,7 +685,7 @@ def without_slow_pipelines(found: Sequence[Candidate], refused: dict[str, str]) 
     for each in found:
         other = alone.get((each.workers, str(each.options.get("batch_size")), each.machine))
         if each.cuts_network and other is not None and each.images_per_s <= other.images_per_s:
-            refused.setdefault(each.name, f"it learns as {other.name}, which is faster")
+            refused.setdefault(each.name, f"same updates as {other.name}, which is faster")
         else:
             kept.append(each)
     return kept
@@ -580,7 +709,7 @@ def worth_compressing(
     for each in fastest.values():
         compressed = compressed_candidates([each], _COMPRESSORS, {}, strict=False)
         bound = rehearse(unlimited, [each], options, {}) if compressed else []
-        # What sends nothing at all is no faster than this, and dry runs of compressors are slow.
+        # Unlimited links bound the gain of any compressor; dry runs of compressors are slow.
         if not bound or bound[0].images_per_s <= _WORTH_IT * each.images_per_s:
             continue
         costed = [_with_its_cost(where, other, options) for other in rehearse(where, compressed, options, {})]
@@ -620,8 +749,8 @@ def _with_bandwidth(where: Cluster) -> Cluster:
 
 def _with_its_cost(where: Cluster, candidate: Candidate, options: Mapping[str, Any]) -> Candidate:
     """Return a candidate that knows what compressing takes, measured on this machine; unless values decide it."""
-    told = {**options, **candidate.options, "strategy": candidate.strategy, "workers": candidate.workers}
-    dry_run, _ = assemble_dry_run(configure({}, told), 1)
+    request = {**options, **candidate.options, "strategy": candidate.strategy, "workers": candidate.workers}
+    dry_run, _ = assemble_dry_run(configure({}, request), 1)
     link = laid_out(where.model_copy(update={"faults": ()}), dry_run).slowest_link_bytes_per_s
     sizes, workers = dry_run.sizes, candidate.workers
     pays = payoff_of(dry_run.strategy, sizes.shapes, sizes.dtype, workers, link)
@@ -688,11 +817,11 @@ def _ranked(
         raise KeyboardInterrupt
     if not entrants:
         raise RequestError(next(iter(refused.values()), "no trial could be made"))
-    noise = noise_of([each.seconds(goal) for each in entrants])
+    noise = noise_among(entrants, goal)
     every = [
         _choice(other, entrant, goal, trainings, noise, race.dominated(entrant))
         for entrant in entrants
-        for other in (entrant.candidate, *_elsewhere(entrant.candidate, found))
+        for other in (entrant.candidate, *_on_other_machines(entrant.candidate, found))
     ]
     cases = [race.case(each.candidate, each.epochs) for each in entrants]
     runs = [read_run(path.parent) for path in sorted(folder.glob(f"*/{LOG_FILE}"))]
@@ -708,22 +837,19 @@ def _ranked(
         raise _failed(_nothing(goal, comparison, folder), comparison, folder, trainings)
     for_money = wanted.for_money and any(each.price is not None for each in reaching)
     limits = wanted.limits(where.currency)
-    choices = ranked(list(filter(wanted.allows, reaching)), noise, for_money=for_money)
+    priced = any(each.price is not None for each in reaching)
+    equal = _EQUAL if wanted.optimize == "time" or not priced else math.inf
+    choices = ranked(list(filter(wanted.allows, reaching)), noise, for_money=for_money, equal=equal)
     if not choices:
         why = too_little(goal, limits, reaching, where.currency)
         raise _failed(why, comparison, folder, trainings)
-    kept = {each.candidate.name for each in choices}
     made = Plan(
         folder=folder,
         cluster=where.name,
         currency=where.currency,
         target=goal,
         choices=choices,
-        others=[
-            replace(each, left_out=each.left_out or f"over {limits}")
-            for each in every
-            if each.candidate.name not in kept
-        ],
+        others=_others(every, choices, limits),
         rehearsed=found,
         pareto=pareto_choices(choices),
         refused=refused,
@@ -732,18 +858,21 @@ def _ranked(
         asked=trainings.command(),
         interrupted=race.interrupted,
     )
-    UNCLAIMED.write(folder / PLAN_JSON, json.dumps(made.to_json(), indent=2, allow_nan=False) + "\n")
+    UNCLAIMED.write(folder / PLAN_JSON, json_text(made.to_json(), indent=2) + "\n")
     UNCLAIMED.write(folder / REPORT_FILE, render_plan(made.table(), comparison, folder, trainings.command()))
     return made
 
 
-def ranked(choices: Sequence[Choice], noise: Noise, *, for_money: bool) -> list[Choice]:
+def ranked(
+    choices: Sequence[Choice], noise: Noise, *, for_money: bool, equal: float = math.inf
+) -> list[Choice]:
     """Return choices by rank; those within the noise of a rank's best share it, the cheaper or simpler ones first.
 
     Args:
         choices: choices that reach the target.
         noise: noise of their times.
         for_money: whether the price decides; else the time.
+        equal: ratio to the rank's best up to which the cheaper or simpler one is first; beyond, the better one.
     """
 
     def cost(choice: Choice) -> float:
@@ -756,15 +885,20 @@ def ranked(choices: Sequence[Choice], noise: Noise, *, for_money: bool) -> list[
             ranks[-1].append(each)
         else:
             ranks.append([each])
-    return [
-        replace(each, rank=place)
-        for place, rank in enumerate(ranks, 1)
-        for each in sorted(rank, key=lambda each: (each.reached < each.trials, *_preferred(each), cost(each)))
-    ]
+
+    def place(choice: Choice, best: float) -> tuple[float, ...]:
+        beyond = cost(choice) > equal * best
+        return (choice.reached < choice.trials, beyond, *(() if beyond else _preferred(choice)), cost(choice))
+
+    found: list[Choice] = []
+    for number, rank in enumerate(ranks, 1):
+        keys = [(place(each, cost(rank[0])), count) for count, each in enumerate(rank)]
+        found += [replace(rank[count], rank=number) for _, count in sorted(keys)]
+    return found
 
 
 def _preferred(choice: Choice) -> tuple[float, ...]:
-    """Return what decides between choices that are as good: price of an hour, then simplicity."""
+    """Return the sort key between equally good choices: price per hour, then simplicity."""
     candidate = choice.candidate
     traits = strategy_from(candidate.strategy).traits(candidate.workers)
     hourly = math.inf if candidate.price_per_hour is None else candidate.price_per_hour
@@ -790,7 +924,7 @@ def _by_reason(refused: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _advantage(best: Choice, rivals: Sequence[Choice]) -> str:
-    """Return the advantage of a choice over others of its rank."""
+    """Return the advantage of a choice over others of its rank; empty without one over all of them."""
     (hourly, hosts, stale, servers, workers, _), *others = map(_preferred, (best, *rivals))
     if all(hourly < other[0] for other in others):
         return "costs less an hour"
@@ -800,10 +934,10 @@ def _advantage(best: Choice, rivals: Sequence[Choice]) -> str:
         return "trains as with one large batch"
     if all((servers, workers) < (other[3], other[4]) for other in others):
         return "is simpler"
-    return "is among the simplest"
+    return ""
 
 
-def _elsewhere(tried: Candidate, found: Sequence[Candidate]) -> list[Candidate]:
+def _on_other_machines(tried: Candidate, found: Sequence[Candidate]) -> list[Candidate]:
     """Return the fastest and the cheapest candidate on every other machine, of those that train like a tried one."""
     best: dict[tuple[str, str], Candidate] = {}
     for each in found:
@@ -836,7 +970,7 @@ def _choice(
         slower = 1 + candidate.compress_s * statistics.fmean(map(throughput, runs))
         middle = slower * statistics.fmean(entrant.seconds(goal))
     hourly = candidate.price_per_hour
-    told = {
+    choice = {
         **trainings.options,
         "strategy": candidate.strategy,
         "workers": candidate.workers,
@@ -844,7 +978,7 @@ def _choice(
         "until": f"{goal.metric}={goal.value:g}",
     }
     if "updates" not in trainings.options:
-        told["epochs"] = entrant.epochs
+        choice["epochs"] = entrant.epochs
     return Choice(
         candidate=candidate,
         images=noise.interval(images, len(runs)),
@@ -852,7 +986,7 @@ def _choice(
         price=None if hourly is None or not math.isfinite(middle) else middle / 3600 * hourly,
         reached=len(runs),
         trials=len(runs) + len(entrant.missed_s) + (entrant.short is not None and not runs),
-        command=as_command(["train"], told),
+        command=as_command(["train"], choice),
         epochs=entrant.epochs,
         left_out=dominated if runs else not_known(entrant, goal),
     )

@@ -13,7 +13,7 @@ from typing import IO, Any, Unpack
 import torch
 from torch import Tensor
 
-from polyrhythm.api.served import PictureFiles, Served, load_served
+from polyrhythm.api.served import ImageFiles, Served, load_served
 from polyrhythm.config.run_config import NetworkOptions, PredictOptions, refuse_unknown
 from polyrhythm.config.trained import voters
 from polyrhythm.data.image_files import find_unreadable, image_files
@@ -153,7 +153,7 @@ class Networks:
         return self.served[0].classes
 
     def facts(self) -> dict[str, Any]:
-        """Return what holds for all images: networks, temperatures and views."""
+        """Return the facts common to all images: networks, temperatures and views."""
         alike = self.temperature
         own = [each.temperature(self.views) if alike is None else alike for each in self.served]
         found: dict[str, Any] = {"weights": [str(each.weights) for each in self.served], "temperatures": own}
@@ -164,7 +164,7 @@ class Networks:
         return found
 
     def described(self, files: Sequence[Path | IO[bytes]], top: int) -> Iterator[dict[str, Any]]:
-        """Yield what each image shows: `image`, `classes`, `none_of_these` and `networks`, as `predict` returns them.
+        """Yield each image's result: `image`, `classes`, `none_of_these` and `networks`, as `predict` returns them.
 
         Raises:
             RequestError: one cannot be read.
@@ -172,7 +172,7 @@ class Networks:
         seeing = [
             (
                 each.temperature(self.views) if self.temperature is None else 1.0,
-                classifier.over(PictureFiles(files, each.preprocessing)),
+                classifier.over(ImageFiles(files, each.preprocessing)),
             )
             for each, classifier in zip(self.served, self.classifiers, strict=True)
         ]
@@ -220,7 +220,7 @@ def _checked(path: Path) -> Path:
 
 
 def _write(path: Path, result: dict[str, Any], top: int) -> None:
-    """Write what was found; a table has a row an image, the likeliest class first."""
+    """Write the results; a table has one row per image, the likeliest class first."""
     try:
         if path.suffix.lower() == ".json":
             path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", "utf-8")

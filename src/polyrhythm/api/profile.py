@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import logging
 import os
+import statistics
+import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
 
+from polyrhythm.api.loop.loop_profile import PROFILE_VARIABLE
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
@@ -20,16 +26,26 @@ from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.devices import computing_with
 from polyrhythm.launch.process import ask_names_briefly
+from polyrhythm.launch.script import run_script
 from polyrhythm.launch.torchrun.gathering import gather
 from polyrhythm.launch.torchrun.report_rank import leader_speaks, leads, started_by_torchrun
 from polyrhythm.planning.analysis import step_multiply_adds
 from polyrhythm.planning.link import MeasuredLink, answer_link, measure_inside, measure_link
 from polyrhythm.planning.profile import Host, Profile, measure_host, overhead_share
-from polyrhythm.planning.step import StepProfile, measure_server_update, profile_step
+from polyrhythm.planning.step import (
+    WARM_UP,
+    Layer,
+    StepProfile,
+    measure_server_update,
+    profile_step,
+    watched_steps,
+)
 from polyrhythm.roles.job import CheckpointConfig, Job
-from polyrhythm.simulation.cluster import StepWork, cluster_text
+from polyrhythm.simulation.cluster import MeasuredLayer, StepWork, cluster_text
+from polyrhythm.specs import Spec
 from polyrhythm.user_files import check_new_file
 
+_log = logging.getLogger(__name__)
 PROFILE_FILE = "profile.yaml"
 _LEAST_STEPS = 5
 _LEADER = 0
@@ -50,8 +66,7 @@ def profile(
     Args:
         steps: number of steps to measure, at least 5.
         out: the file, which must not exist yet.
-        start_method: start method of processes of the two processes between which the link inside the host is
-            measured.
+        start_method: start method of the two processes between which the link inside the host is measured.
         **options: `data`, `model`, `batch_size`, and any other field of `RunConfig` that affects the time of
             a step. `threads` is 1 by default, and unreadable images are skipped.
 
@@ -88,6 +103,101 @@ def profile(
     found = dataclasses.replace(found, server_update=update)
     out.write_text(cluster_text(found.cluster(out.stem)), encoding="utf-8")
     return {"file": str(out), **found.to_json()}
+
+
+def profile_script(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    steps: int = 30,
+    threads: int = 1,
+    module: bool = False,
+    out: str | Path = PROFILE_FILE,
+    start_method: str = "spawn",
+) -> dict[str, Any]:
+    """Measure this host and the steps of a script that calls `polyrhythm.join`, and write them as a cluster file.
+
+    The script runs as one synchronous worker, and is ended after enough steps. `step_of` of the file has the sizes of
+    its network's layers: `simulate` and `plan` take them as `--model "sizes(file='profile.yaml')"`.
+
+    Args:
+        script: a Python file, or the name of a module.
+        arguments: arguments for the script.
+        steps: number of steps to measure, at least 5.
+        threads: compute threads of the worker.
+        module: whether `script` is the name of a module.
+        out: the file, which must not exist yet.
+        start_method: start method of the two processes between which the link inside the host is measured.
+
+    Returns:
+        The measurements, JSON-able, with `file`.
+
+    Raises:
+        RequestError: the request is invalid, or the script has taken too few steps.
+        RunError: the script failed.
+    """
+    out = Path(out)
+    _check(steps, out)
+    with tempfile.TemporaryDirectory(prefix="polyrhythm-profile-") as folder:
+        file = Path(folder) / "steps.json"
+        os.environ[PROFILE_VARIABLE] = f"{steps}:{file}"
+        try:
+            run_script(script, arguments, workers=1, threads=threads, restarts=0, module=module)
+        finally:
+            del os.environ[PROFILE_VARIABLE]
+        if not file.is_file():
+            needed = WARM_UP + steps + sum(watched_steps(steps))
+            raise RequestError(
+                f"{script} ended before it had taken {needed} steps of an optimizer of group.distribute: give it more "
+                "epochs, or --steps fewer"
+            )
+        measured = json.loads(file.read_text(encoding="utf-8"))
+    if measured["shapes"] > 1:
+        _log.warning(
+            "inputs of %d shapes: the step time holds for this mix of them alone, not for other data or batch sizes",
+            measured["shapes"],
+        )
+    layers = tuple(Layer(**layer) for layer in measured["layers"])
+    whole = tuple(sum(each[1:]) for each in measured["steps"])
+    data, forward, backward, update = (
+        statistics.median(times) for times in zip(*measured["steps"], strict=True)
+    )
+    step = StepProfile(whole, data, forward, backward, update, layers)
+    sized = measured_layers(layers)
+    batch = measured["batch_size"] or None
+    text = str(Spec("sizes", {"file": str(out)}))
+    work = StepWork(
+        model=text,
+        batch_size=batch,
+        multiply_adds=3.0 * sum(layer.parameters for layer in sized) * (batch or 1),
+        layers=sized,
+    )
+    name = f"{measured['model']} of {script}, batch size {batch}"
+    inside = measure_inside(start_method)
+    found = Profile((measure_host(),), (1.0,), threads, inside, None, step, name, work)
+    out.write_text(cluster_text(found.cluster(out.stem)), encoding="utf-8")
+    return {"file": str(out), **found.to_json()}
+
+
+def measured_layers(layers: Sequence[Layer]) -> tuple[MeasuredLayer, ...]:
+    """Return the layers with parameters; the time of one without counts with the one before it, or the first."""
+    names: list[Layer] = []
+    seconds: list[float] = []
+    before = 0.0
+    for layer in layers:
+        time_s = layer.forward_s + layer.backward_s
+        if layer.parameters:
+            names.append(layer)
+            seconds.append(time_s + before)
+            before = 0.0
+        elif seconds:
+            seconds[-1] += time_s
+        else:
+            before += time_s
+    return tuple(
+        MeasuredLayer(name=layer.name, parameters=layer.parameters, seconds=time_s)
+        for layer, time_s in zip(names, seconds, strict=True)
+    )
 
 
 _SMALLER = 4
@@ -153,10 +263,10 @@ def _gathered(
     for rank in range(1, network.size):
         report = network.receive(rank)[1].tensor
         assert report is not None
-        said = unpack_json(report)
-        if said is None:
+        text = unpack_json(report)
+        if text is None:
             continue
-        facts, step_s = said
+        facts, step_s = text
         hosts.append(Host(**{**facts, "accelerators": tuple(facts["accelerators"])}))
         speeds.append(step.median_s / step_s)
         links.append(measure_link(network, rank))

@@ -33,7 +33,7 @@ from polyrhythm.api.compare import PlannedRun, make_runs
 from polyrhythm.api.rehearsal import Candidate
 from polyrhythm.api.run_process import Judge, RunProcess
 from polyrhythm.evaluation.target import Target
-from polyrhythm.planning.intervals import noise_of
+from polyrhythm.planning.intervals import Noise, noise_of
 from polyrhythm.reporting.comparison import ComparedRun, read_run
 from polyrhythm.reporting.event_log import LOG_FILE
 from polyrhythm.reporting.quantities import counted, duration
@@ -106,6 +106,15 @@ class Entrant:
         tests = [self.runs[seed].test_at(target) for seed in sorted(self.runs)]
         return [*(test.event.time_s for test in tests if test is not None), *self.missed_s.values()]
 
+    def rounding(self, target: Target) -> list[float]:
+        """Return the logarithm of each seed's time to the target over the time of the test before, at most ln 2."""
+        found = []
+        for run in self.runs.values():
+            times = [0.0, *(test.event.time_s for test in run.tests)]
+            place = next(place for place, test in enumerate(run.tests) if test is run.test_at(target))
+            found.append(math.log(times[place + 1] / max(times[place], times[place + 1] / 2)))
+        return found
+
     def cost(self, target: Target, *, for_money: bool) -> float:
         """Return the mean time to the target, or its price; infinite where it was not reached or has no price."""
         hourly = self.candidate.price_per_hour
@@ -131,7 +140,7 @@ class Race:
         trials: common settings of all trials.
         limits: limits of the race.
         jobs: trials at a time.
-        tell: receiver of a line about each action.
+        notify: receiver of a line about each action.
 
     Attributes:
         entrants: entrants in the order in which they entered.
@@ -139,7 +148,7 @@ class Race:
     """
 
     def __init__(
-        self, folder: Path, trials: Trials, limits: Limits, jobs: int, tell: Callable[[str], None]
+        self, folder: Path, trials: Trials, limits: Limits, jobs: int, notify: Callable[[str], None]
     ) -> None:
         self.entrants: list[Entrant] = []
         self.interrupted = False
@@ -147,7 +156,7 @@ class Race:
         self._trials = trials
         self._limits = limits
         self._jobs = jobs
-        self._tell = tell
+        self._notify = notify
         self._lock = Lock()
         self._reached: list[tuple[float, float | None]] = []  # seconds and hourly price of first seeds
         self._best_s = math.inf
@@ -246,7 +255,7 @@ class Race:
         reached = [each for each in self.ranked() if each.runs and not self.dominated(each)]
         if self._limits.images_alone or not reached:
             return reached
-        noise, best = noise_of([each.seconds(target) for each in reached]), reached[0]
+        noise, best = noise_among(reached, target), reached[0]
 
         def near(entrant: Entrant) -> bool:
             costs = best.cost(target, for_money=for_money), entrant.cost(target, for_money=for_money)
@@ -319,7 +328,7 @@ class Race:
             self._folder,
             min(self._jobs, len(planned)),
             refused,
-            self._tell,
+            self._notify,
             judge_of,
             self._idle,
         )
@@ -342,7 +351,7 @@ class Race:
         if cut_short and seed == 0 and run.tests:
             entrant.left_behind = self._behind(entrant, run.tests[-1].event.time_s)
         if cut_short and not entrant.left_behind:
-            return  # by the user: nothing is known of it but what was known before
+            return  # stopped by the user: it gives no new information
         entrant.epochs = max(entrant.epochs, epochs)
         if reached:
             entrant.runs[seed] = run
@@ -360,11 +369,17 @@ class Race:
                     self._reached.append((time_s, entrant.candidate.price_per_hour))
                 if time_s < self._best_s:
                     self._best_s = time_s
-                    self._tell(
+                    self._notify(
                         f"best so far: {entrant.candidate.name}, {duration(time_s)} of virtual time to the target"
                     )
             return True
         return not (seed == 0 and self._behind(entrant, time_s))
+
+
+def noise_among(entrants: Sequence[Entrant], target: Target) -> Noise:
+    """Return the noise of the seeds of candidates."""
+    rounding = [each for entrant in entrants for each in entrant.rounding(target)]
+    return noise_of([entrant.seconds(target) for entrant in entrants], rounding)
 
 
 def not_known(entrant: Entrant, target: Target) -> str:

@@ -28,7 +28,7 @@ from polyrhythm.data.dataset import Dataset, Split
 from polyrhythm.data.seeding import generator_for, sample_keys
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from polyrhythm.evaluation.ensemble import Together
+from polyrhythm.evaluation.ensemble import ProbabilityMean
 from polyrhythm.evaluation.evaluate import in_evaluation_mode
 from polyrhythm.reporting.pages.several_runs import write_robustness
 from polyrhythm.specs import Config, choices, validated
@@ -74,7 +74,7 @@ def robustness(
     found = [_tested(each, images, kinds) for each in trained]
     together = None
     if len(trained) > 1 and len({_pictures_of(each) for each in trained}) == 1:
-        model = Together([each.model for each in trained])
+        model = ProbabilityMean([each.model for each in trained])
         ensemble = replace(trained[0], model=model, model_name=f"ensemble of {len(trained)}")
         together = _tested(ensemble, images, kinds) | {"weights": "together"}
     data = trained[0].dataset.name
@@ -157,7 +157,7 @@ def declines(
         model: model on `device`.
         dataset: dataset with the test images.
         indices: (n,) int64, numbers of the test images.
-        device: device where the model is.
+        device: device of the model.
         kinds: names of augmentations and corruptions; empty: all of them.
 
     Returns:
@@ -219,7 +219,7 @@ def _chosen(dataset: Dataset, kinds: Sequence[str]) -> list[_Kind]:
 def _kinds(channels: int, tones: Tones) -> Iterator[_Kind]:
     for name, kind in choices(TRANSFORMS).items():
         if {"strength", "probability"} <= kind.model_fields.keys() and not (
-            name == "colour_casting" and channels < _SHADES
+            name == "color_casting" and channels < _SHADES
         ):
             steps = [_strengthened(kind, factor) for factor in FACTORS]
             strengths = [float(getattr(step, "strength")) for step in steps]  # noqa: B009

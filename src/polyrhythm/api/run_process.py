@@ -62,7 +62,7 @@ class RunProcess:
 
         Args:
             task: `folder`, `options`, `simulation` (of `simulate`; empty: a real run), and perhaps `begin_from`.
-            judge: decides after every test whether the run continues; None: it always does.
+            judge: function that returns after every test whether the run continues; None: it always does.
 
         Returns:
             `outcome`: done, stopped (by the judge), interrupted (by the user), refused or failed, the last two with

@@ -50,7 +50,7 @@ def serve() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     prepare_process()
 
-    def tell(answer: Mapping[str, Any]) -> None:
+    def notify(answer: Mapping[str, Any]) -> None:
         try:
             print(json.dumps(answer), file=answers, flush=True)
         except BrokenPipeError:  # the planning process is gone, and there is no receiver
@@ -58,7 +58,7 @@ def serve() -> None:
                 os.dup2(nobody.fileno(), answers.fileno())  # buffered output goes there at the end
 
     def ask(question: Mapping[str, Any]) -> Any:
-        tell(question)
+        notify(question)
         line = sys.stdin.readline()
         return json.loads(line) if line else {"goes_on": False}  # as above
 
@@ -79,7 +79,7 @@ def serve() -> None:
             if judged is None or not judged.stopped:
                 sys.exit(INTERRUPTED)
             answer["outcome"] = "stopped"
-        tell(answer)
+        notify(answer)
 
 
 def _made(task: Mapping[str, Any], judged: _Judged | None) -> dict[str, Any]:

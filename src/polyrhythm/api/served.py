@@ -2,7 +2,7 @@
 
 It maps the bytes of an image to class probabilities: `Preprocessing` reads an image at the network's size,
 and `Normalized` converts bytes to the values that the network was trained on, and its scores to
-probabilities. `PictureFiles` are files as such a network sees them, for all views of a test.
+probabilities. `ImageFiles` are files as such a network sees them, for all views of a test.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class Preprocessing:
         """Return a whole image as bytes (C, H, W) uint8, min(H, W) = `shorter_side`; otherwise like `read`."""
         return self._bytes(self._toned(read_whole(picture, shorter_side)))
 
-    def normalised(self, pictures: Tensor) -> Tensor:
+    def normalized(self, images: Tensor) -> Tensor:
         """Return images (B, C, H, W) uint8 as the values that the network was trained on, float32."""
         black, white = (torch.tensor(tone).view(1, -1, 1, 1) for tone in (self.black, self.white))
-        return _between(black, white - black, pictures)
+        return _between(black, white - black, images)
 
     def _toned(self, pixels: NDArray[np.uint8]) -> Image.Image:
         return Image.fromarray(pixels).convert(_MODES[self.image_shape[0]])
@@ -90,11 +90,11 @@ class Preprocessing:
         return torch.from_numpy(np.array(picture).reshape(picture.height, picture.width, -1)).permute(2, 0, 1)
 
 
-def _between(black: Tensor, span: Tensor, pictures: Tensor) -> Tensor:
-    return pictures.to(black.dtype) / 255 * span + black
+def _between(black: Tensor, span: Tensor, images: Tensor) -> Tensor:
+    return images.to(black.dtype) / 255 * span + black
 
 
-class PictureFiles:
+class ImageFiles:
     """Image files as a network sees them, without labels; a `Split` with whole images.
 
     Methods raise `RequestError` for a file that cannot be read.
@@ -115,7 +115,7 @@ class PictureFiles:
     def images(self, indices: Tensor) -> Tensor:
         """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalized."""
         read = [self._opened(index, self._preprocessing.read) for index in indices.tolist()]
-        return self._preprocessing.normalised(torch.stack(read))
+        return self._preprocessing.normalized(torch.stack(read))
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
         """Return whole images, (C, H, W) float32 each, with `shorter_side` pixels on their shorter side."""
@@ -124,7 +124,7 @@ class PictureFiles:
             return self._preprocessing.read_whole(picture, shorter_side)
 
         whole = [self._opened(index, read) for index in indices.tolist()]
-        return [self._preprocessing.normalised(each[None])[0] for each in whole]
+        return [self._preprocessing.normalized(each[None])[0] for each in whole]
 
     def _opened(self, index: int, read: Callable[[Path | IO[bytes]], Tensor]) -> Tensor:
         file = self._files[index]
@@ -141,7 +141,7 @@ class Normalized(nn.Module):
     Args:
         model: maps (B, C, H, W) float32 to logits (B, classes).
         preprocessing: preprocessing of its images.
-        temperature: temperature that scores are divided by.
+        temperature: divisor of the scores.
     """
 
     black: Tensor
@@ -157,9 +157,9 @@ class Normalized(nn.Module):
         self.register_buffer("black", black)
         self.register_buffer("span", white - black)
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Return the class probabilities (B, classes) of images (B, C, H, W), uint8."""
-        scores: Tensor = self.model(_between(self.black, self.span, pictures))
+        scores: Tensor = self.model(_between(self.black, self.span, images))
         return (scores if self.temperature == 1 else scores / self.temperature).softmax(1)
 
 
@@ -173,7 +173,7 @@ class Served:
         classes: names, in the order of the outputs.
         preprocessing: preprocessing of its images.
         network: maps bytes to probabilities; in evaluation mode, on `device`.
-        device: device where it is.
+        device: device of the network.
         calibration: calibration of its probabilities, for the views that it was made with; None: it was not made.
     """
 
@@ -190,7 +190,7 @@ class Served:
         preprocessing = self.preprocessing
         return ViewedClassifier(
             self.network.model,
-            PictureFiles([], preprocessing),
+            ImageFiles([], preprocessing),
             views.at_scale_of(preprocessing.image_shape, preprocessing.shown),
             preprocessing.image_shape,
             self.device,
@@ -217,12 +217,16 @@ def load_served(weights: str | Path, *, model: Any = None, data: Any = None, dev
     path = Path(weights)
     facts_of(path)  # reports errors of a folder that is no finished run
     file = weights_file(path)
-    told = read_metadata(file) if file.suffix == ".safetensors" else {}
-    chosen = model if model is not None else told.get("model")
+    metadata = read_metadata(file) if file.suffix == ".safetensors" else {}
+    chosen = model if model is not None else metadata.get("model")
     place = device_from(device)
-    if data is None and chosen is not None and {"classes", "image_shape", "black", "white"} <= told.keys():
-        classes = tuple(told["classes"].split("\n"))
-        preprocessing = _preprocessing(path, told)
+    if (
+        data is None
+        and chosen is not None
+        and {"classes", "image_shape", "black", "white"} <= metadata.keys()
+    ):
+        classes = tuple(metadata["classes"].split("\n"))
+        preprocessing = _preprocessing(path, metadata)
         network = create_model(
             str(chosen) if not isinstance(chosen, torch.nn.Module) else chosen,
             classes=len(classes),
@@ -240,13 +244,13 @@ def load_served(weights: str | Path, *, model: Any = None, data: Any = None, dev
     return Served(file, name_of(chosen), classes, preprocessing, together, place, calibration)
 
 
-def _preprocessing(path: Path, told: dict[str, str]) -> Preprocessing:
+def _preprocessing(path: Path, metadata: dict[str, str]) -> Preprocessing:
     try:
-        channels, height, width = (int(number) for number in told["image_shape"].split(","))
+        channels, height, width = (int(number) for number in metadata["image_shape"].split(","))
         black, white = (
-            tuple(float(number) for number in told[tone].split(",")) for tone in ("black", "white")
+            tuple(float(number) for number in metadata[tone].split(",")) for tone in ("black", "white")
         )
-        shown = float(told.get("shown", CENTRAL_SHARE))
+        shown = float(metadata.get("shown", CENTRAL_SHARE))
     except ValueError:
         raise RequestError(f"{path} does not record the size of its images: give --data") from None
     return Preprocessing((channels, height, width), black, white, shown)

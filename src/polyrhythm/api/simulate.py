@@ -17,6 +17,7 @@ from typing import Any, Unpack
 
 import torch
 
+from polyrhythm.api.evaluation_place import evaluated_on
 from polyrhythm.api.growing import by_noise, with_growing_batches
 from polyrhythm.api.members import simulate_ensemble
 from polyrhythm.api.observed_run import (
@@ -29,8 +30,14 @@ from polyrhythm.api.observed_run import (
 )
 from polyrhythm.api.stages import in_stages, staged_run
 from polyrhythm.claim import UNCLAIMED
-from polyrhythm.config.assemble import assemble, opened, optimizer_from, strategy_from
-from polyrhythm.config.dry_run import assemble_dry_run, check_dry_run_options, shapes_of
+from polyrhythm.config.assemble import assemble, checkpoints_of, opened, optimizer_from, strategy_from
+from polyrhythm.config.dry_run import (
+    assemble_dry_run,
+    check_dry_run_options,
+    is_fixed,
+    multiply_adds_by_name,
+    shapes_of,
+)
 from polyrhythm.config.ensemble import Ensemble, refuse_distill
 from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import as_command, configure, read_recipe
@@ -45,7 +52,7 @@ from polyrhythm.partition.outlook import Pace, PipelineForecast
 from polyrhythm.planning.analysis import step_multiply_adds
 from polyrhythm.reporting.event_log import Observer
 from polyrhythm.roles.dry_run import DryRun
-from polyrhythm.roles.job import CheckpointConfig, Job
+from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster, StepWork, cluster_text, open_cluster
 from polyrhythm.simulation.injection.fault import Fault, parse_faults
@@ -120,7 +127,7 @@ def simulate(
     where = described_cluster(cluster, step_time, faults)
     if step_time is None:
         where = paced_for(where, config)
-    asked = _Asked(where, config, gradients == "real", steps, check, out, observers)
+    asked = _Arguments(where, config, gradients == "real", steps, check, out, observers)
     ensemble = Ensemble.parse(str(config.strategy))
     if ensemble is not None:
         return _simulate_ensemble(ensemble, asked, paced=step_time is None)
@@ -129,7 +136,7 @@ def simulate(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Arguments:
     """Arguments of `simulate`.
 
     Attributes:
@@ -151,7 +158,7 @@ class _Asked:
     observers: Sequence[Observer]
 
 
-def _folder(asked: _Asked, strategy: str) -> Path:
+def _folder(asked: _Arguments, strategy: str) -> Path:
     """Return the folder of a run; a new one that was not named is called by strategy, network and cluster."""
     model = name_of(asked.config.model).split("(")[0]
     return choose_folder(asked.out, f"{strategy}-{model}-{asked.where.name}")
@@ -179,7 +186,7 @@ def paced_for(where: Cluster, config: RunConfig) -> Cluster:
     A warning is logged where its step time is that of another network, or batch, than the run's.
 
     Raises:
-        RequestError: the run's data or model cannot be had.
+        RequestError: the run's data or model is not available.
     """
     of = where.step_of
     if of is None:
@@ -220,7 +227,7 @@ def at_its_pace(where: Cluster, config: RunConfig) -> Cluster:
         config: configuration of the run.
 
     Raises:
-        RequestError: the run's data or model cannot be had.
+        RequestError: the run's data or model is not available.
     """
     if where.step_of is not None and where.step_of.factor(1.0) is not None:
         return where
@@ -311,14 +318,16 @@ def multiply_adds_of(config: RunConfig) -> float:
     """Return the multiply-adds of a worker's step, forward and backward.
 
     Raises:
-        RequestError: the run's data or model cannot be had.
+        RequestError: the run's data or model is not available.
     """
     dataset = opened(config)
-    shapes = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
-    return step_multiply_adds(shapes, dataset.image_shape, config.worker_batch)
+    classes, shape, batch = len(dataset.classes), dataset.image_shape, config.worker_batch
+    if is_fixed(config.model):
+        return multiply_adds_by_name(config.model, classes, shape) * batch
+    return step_multiply_adds(shapes_of(config.model, classes, shape), shape, batch)
 
 
-def _simulate(asked: _Asked) -> Run:
+def _simulate(asked: _Arguments) -> Run:
     """Simulate one network's run."""
     config, foreseen = with_stages_settled(asked.where, asked.config)
     asked = replace(asked, config=config)
@@ -327,13 +336,13 @@ def _simulate(asked: _Asked) -> Run:
     stages = Stages.parse(str(config.strategy))
     if stages is not None or by_noise(config) is not None:
         return _train_in_stages(stages, asked)
-    job = assemble(config, CheckpointConfig(checkpoints=config.keep_checkpoints, best=config.keep_best))
+    job = assemble(config, checkpoints_of(config))
     folder = _folder(asked, job.strategy.name)
     job = replace(job, checkpointing=replace(job.checkpointing, folder=folder))
     return _play(laid_out(asked.where, job), job, config, asked.observers, foreseen=foreseen)
 
 
-def _simulate_ensemble(ensemble: Ensemble, asked: _Asked, *, paced: bool) -> Run:
+def _simulate_ensemble(ensemble: Ensemble, asked: _Arguments, *, paced: bool) -> Run:
     """Simulate networks side by side, and perhaps one that learns from them.
 
     Args:
@@ -355,7 +364,7 @@ def _simulate_ensemble(ensemble: Ensemble, asked: _Asked, *, paced: bool) -> Run
     )
 
 
-def _train_in_stages(stages: Stages | None, asked: _Asked) -> Run:
+def _train_in_stages(stages: Stages | None, asked: _Arguments) -> Run:
     """Train with one strategy after the other, or without stages with batches that grow by noise.
 
     Raises:
@@ -394,7 +403,7 @@ def _play(
     foreseen: PipelineForecast | None = None,
 ) -> Run:
     """Make the run of a job that has a folder; see `ClusterFigures` for `before`."""
-    folder = job.checkpointing.folder
+    folder, job = job.checkpointing.folder, evaluated_on(layout, job, config)
     assert folder is not None
     with computing_with(config.threads or 1), observed_run(job, config, observers) as observed:
         claimed = observed.claimed(job)
@@ -407,12 +416,12 @@ def _play(
             with torch.random.fork_rng(devices=[]):
                 made = [value for value in job.make_model().parameters() if value.requires_grad]
             shapes = [tuple(value.shape) for value in made]
-            _say_whether_compression_pays(layout, job, shapes, made[0].dtype, observed)
+            _report_whether_compression_pays(layout, job, shapes, made[0].dtype, observed)
         _played(layout, folder, observed, play, {"gradients": "real"}, before, foreseen)
     return observed.run()
 
 
-def _dry_run(asked: _Asked, foreseen: PipelineForecast | None) -> Run:
+def _dry_run(asked: _Arguments, foreseen: PipelineForecast | None) -> Run:
     config, steps = asked.config, asked.steps
     dry_run, images = assemble_dry_run(config, steps)
     if asked.check:
@@ -431,12 +440,12 @@ def _dry_run(asked: _Asked, foreseen: PipelineForecast | None) -> Run:
         known["epochs"] = round(steps * config.workers * config.worker_batch / images, 3)
     claim = create_folder_for(folder, config, "none")
     with computing_with(1), observed_run_in(folder, config, asked.observers, claim) as observed:
-        _say_whether_compression_pays(layout, dry_run, dry_run.sizes.shapes, dry_run.sizes.dtype, observed)
+        _report_whether_compression_pays(layout, dry_run, dry_run.sizes.shapes, dry_run.sizes.dtype, observed)
         _played(layout, folder, observed, play, known, foreseen=foreseen)
     return observed.run()
 
 
-def _say_whether_compression_pays(
+def _report_whether_compression_pays(
     layout: Layout,
     what: Job | DryRun,
     shapes: Sequence[tuple[int, ...]],
@@ -511,11 +520,11 @@ WATCHED_WORKERS, WATCHED_SERVERS = 64, 16
 
 
 class ClusterFigures:
-    """Passes events on, and completes the figures in the last one.
+    """Forwards events, and adds the cluster's figures to `RunEnded`.
 
     Args:
         layout: the cluster, and the host of every rank.
-        known: figures that are known beforehand; they take precedence.
+        known: figures known before the run; they take precedence.
         timeline: timeline of the run, which may be incomplete.
         emit: receiver of the events.
         before: seconds and price of the run that this one resumes.
@@ -546,7 +555,7 @@ class ClusterFigures:
             self._waited_s += event.wait_s
             self._worked_s[event.worker] = event.time_s
         if isinstance(event, RunEnded):
-            self._say_where_the_timeline_ends(event.time_s)
+            self._warn_of_cut_timeline(event.time_s)
             stages = {} if self._foreseen is None else {"pipeline": self._foreseen.to_json()}
             event = replace(event, result={**event.result, **stages, **self._figures(event.result)})
         self._emit(event)
@@ -555,7 +564,7 @@ class ClusterFigures:
         if isinstance(event, RunStarted) and self._timeline.ranks is not None:
             self._emit(Notice(time_s=event.time_s, text=_watched(self._layout, self._timeline.ranks)))
 
-    def _say_where_the_timeline_ends(self, time_s: float) -> None:
+    def _warn_of_cut_timeline(self, time_s: float) -> None:
         if self._timeline.full_at_s is not None:
             text = f"trace.json holds the first {self._timeline.full_at_s:.3g} s only, which filled it"
             self._emit(Notice(time_s=time_s, text=text))
@@ -637,16 +646,16 @@ def try_strategy(
     given = None if faults is None else parse_faults(faults)
     for fault in given or ():
         fault.check(layout)
-    said: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "cluster": where.name if isinstance(cluster, Cluster) else cluster,
         "steps": steps,
     }
-    said |= {"step_time": step_time, **options}
+    facts |= {"step_time": step_time, **options}
 
     words = ["simulate", *([] if recipe is None else [str(recipe)]), "--gradients", "none", "--check"]
 
     def command(seed: int, tried: str) -> str:
-        return as_command(words, {**said, "faults": tried or None, "seed": seed})
+        return as_command(words, {**facts, "faults": tried or None, "seed": seed})
 
     trial = Trial(layout=layout, dry_run=dry_run, faults=given, command=command)
     with computing_with(1):

@@ -18,7 +18,7 @@ from typing import Any
 
 from polyrhythm.api.observed_run import Run
 from polyrhythm.claim import UNCLAIMED
-from polyrhythm.config.assemble import assemble
+from polyrhythm.config.assemble import assemble, checkpoints_of
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.stages import Stage, Stages
 from polyrhythm.errors import RequestError
@@ -72,10 +72,8 @@ def staged_run(
     Raises:
         RequestError: a stage is impossible.
     """
-    refuse_together("stages", config)
-    kept = CheckpointConfig(
-        folder=folder, checkpoints=config.keep_checkpoints, best=config.keep_best, resume=False
-    )
+    refuse_with_stages("stages", config)
+    kept = checkpoints_of(config, folder)
     jobs = [
         assemble(fitted(config.model_copy(update={"strategy": stage.strategy})), kept)
         for stage in stages.stages
@@ -106,13 +104,13 @@ def in_stages(staged: StagedRun, observers: Sequence[Observer], play: Play) -> R
     stages, folder, total = staged.stages.stages, staged.kept.folder, staged.jobs[-1].learning.planned_epochs
     assert folder is not None, "a run of stages has a folder"
     ends, over = staged.stages.ends(total), _over(folder)
-    told, run, last = [], None, False
+    rows, run, last = [], None, False
     for number, (stage, job, end) in enumerate(zip(stages, staged.jobs, ends, strict=True)):
         begun, done = bool(checkpoints(folder / FOLDER)), epochs_done(folder)
         if number == len(over) and end is not None and end <= done and number + 1 < len(stages):
             over = [*over, end]  # the checkpoint records that its file does not
         if number < len(over) and over[number] < total:
-            told.append(
+            rows.append(
                 {"strategy": str(job.strategy), "epochs": over[number] - (over[number - 1] if number else 0)}
             )
             continue
@@ -124,17 +122,17 @@ def in_stages(staged: StagedRun, observers: Sequence[Observer], play: Play) -> R
             break
         over = [*over[:number], int(run.figures["epochs"])]
         _end_at_epoch(folder)
-        told.append({"strategy": str(job.strategy), "epochs": over[-1] - (over[-2] if number else 0)})
+        rows.append({"strategy": str(job.strategy), "epochs": over[-1] - (over[-2] if number else 0)})
         UNCLAIMED.write(folder / STAGES_FILE, json.dumps({"epochs_done": over}) + "\n")
         if not follows(run.figures):
             break
     assert run is not None
     if not last:
         write_report(folder)
-    return replace(run, figures=run.figures | {"strategy": str(staged.stages), "stages": told})
+    return replace(run, figures=run.figures | {"strategy": str(staged.stages), "stages": rows})
 
 
-def refuse_together(what: str, config: RunConfig) -> None:
+def refuse_with_stages(what: str, config: RunConfig) -> None:
     """Reject options of a single run where the run has several parts, one after the other.
 
     Args:
@@ -151,7 +149,7 @@ def refuse_together(what: str, config: RunConfig) -> None:
         (config.keep_checkpoints == 0, "--keep-checkpoints 0"),
     ):
         if given:
-            raise RequestError(f"{option} and {what} cannot be had together: leave one of them out")
+            raise RequestError(f"{option} and {what} exclude each other: leave one of them out")
 
 
 def _follows(stage: Stage, until: Target | None, total: int, figures: Mapping[str, Any]) -> bool:
@@ -179,7 +177,7 @@ def _over(folder: Path) -> list[int]:
 
 
 def _end_at_epoch(folder: Path) -> None:
-    """Remove checkpoints of steps behind an epoch's end, taken while workers heard that a target is reached."""
+    """Remove checkpoints of steps behind an epoch's end, taken while workers were notified of a reached target."""
     found = _readable(folder)
     for path, epochs in found:
         if [each for _, each in found].count(epochs) > 1 and (path, epochs) != next(

@@ -29,7 +29,7 @@ def submit(
     *,
     wait: bool = False,
     dry_run: bool = False,
-    tell: Callable[[str], None] = print,
+    notify: Callable[[str], None] = print,
     **options: Any,
 ) -> Outcome | Mapping[str, str]:
     """Hand a job to an engine that places it on machines, queues it and starts it again.
@@ -41,7 +41,7 @@ def submit(
         recipe: a file of options, as the verb takes it.
         wait: stay until the job has ended; engines without a queue (ray, ssh) always do.
         dry_run: hand nothing in, and return the texts that the engine would get, by file name.
-        tell: receiver of lines for the user.
+        notify: receiver of lines for the user.
         **options: options of the verb, as in Python or a recipe.
 
     Returns:
@@ -56,7 +56,7 @@ def submit(
     submission = submission_of(chosen, words, {**given, "recipe": recipe})
     if dry_run:
         return chosen.texts(submission)
-    return chosen.submit(submission, tell, wait)
+    return chosen.submit(submission, notify, wait)
 
 
 def engine_from(spec: str) -> Engine:
@@ -70,7 +70,7 @@ def submission_of(engine: Engine, words: Sequence[str], given: Mapping[str, Any]
     """Return a command as an engine takes it, after a look at what can be known to be wrong with it here.
 
     Args:
-        engine: engine that will have it.
+        engine: engine to submit to.
         words: words of the command line, verb first.
         given: the values of its options.
 

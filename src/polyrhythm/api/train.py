@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import torch
 
+from polyrhythm.api.evaluation_place import evaluated_here, with_place_of_tests
 from polyrhythm.api.fine_tuning import FineTuning, suited
 from polyrhythm.api.growing import by_noise, with_growing_batches
 from polyrhythm.api.joining import admission_of, entrance_of
@@ -50,21 +51,26 @@ from polyrhythm.api.observed_run import (
 )
 from polyrhythm.api.stages import Lasting, StagedRun, in_stages, staged_run
 from polyrhythm.claim import UNCLAIMED
-from polyrhythm.config.assemble import assemble, data_of, default_optimizer, strategy_from
+from polyrhythm.config.assemble import assemble, checkpoints_of, data_of, default_optimizer, strategy_from
 from polyrhythm.config.ensemble import Ensemble, refuse_distill
 from polyrhythm.config.model import devices_from, model_maker, name_of
 from polyrhythm.config.recipe import CONFIG_FILE, ENVIRONMENT_FILE, configure, read_recipe, read_run_folder
 from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.config.stages import Stages
 from polyrhythm.config.trained import MODEL_FILE
-from polyrhythm.data.image_files import PictureSource
+from polyrhythm.data.image_files import ImageSource
 from polyrhythm.data.open import source_of
 from polyrhythm.errors import PolyrhythmError, RequestError
-from polyrhythm.evaluation.feature_cache import call_apart, measure
+from polyrhythm.evaluation.feature_cache import call_in_process, measure
 from polyrhythm.events import Event, Notice
 from polyrhythm.launch.children import run_local, run_restarting
 from polyrhythm.launch.energy import EnergyCounter
-from polyrhythm.launch.process import allow_descriptors, check_loopback, importable_main
+from polyrhythm.launch.process import (
+    allow_descriptors,
+    check_loopback,
+    importable_main,
+    leave_errors_to_python,
+)
 from polyrhythm.launch.signals import Preempted
 from polyrhythm.launch.torchrun import started_rank as torchrun
 from polyrhythm.launch.torchrun.report_rank import is_silent, leader_speaks, leads, started_by_torchrun
@@ -72,7 +78,8 @@ from polyrhythm.reporting.event_log import LOG_FILE, Observer
 from polyrhythm.reporting.loggers import TRACE_FILE, StepTrace
 from polyrhythm.reporting.quantities import counted, duration
 from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
-from polyrhythm.roles.job import CheckpointConfig, Job
+from polyrhythm.roles.checkpointing.mirror import fetch_run
+from polyrhythm.roles.job import Job
 from polyrhythm.run_files import read_json_in_run
 from polyrhythm.strategies.strategy import HasStages
 from polyrhythm.training.checkpoint import checkpoints
@@ -104,8 +111,8 @@ def train(
         resume: the folder of a run to continue; `options` then change its configuration. `auto`: the run in `out` if
             there is one, else a new one; if it has nothing left to do, its figures are returned again.
         observers: receivers of every event, in this process.
-        start_method: start method of processes of local workers: `spawn`, or `fork` from a process that has
-            not computed on several threads.
+        start_method: start method of local workers: `spawn`, or `fork` from a process that has not computed on several
+            threads.
         **options: any field of `RunConfig`. `data` and `model` may be objects: a pair (train, test) of torch
             data sets or of (images, labels) tensors, and a module.
 
@@ -117,12 +124,17 @@ def train(
         RunError: the run failed.
     """
     _check_importable(start_method, options)
-    # Under torchrun every rank checks the request; only the leader prints what is wrong with it.
+    leave_errors_to_python()
+    # Under torchrun every rank checks the request; only rank 0 prints the error.
     with leader_speaks():
         again = is_automatic(resume)
+        if again and out is not None and not (Path(out) / CONFIG_FILE).is_file():
+            mirror = _configuration(recipe, None, options).checkpoint_mirror
+            if mirror is not None:
+                fetch_run(mirror, Path(out))
         out, resume = automatic(out, resume)
         config = _configuration(recipe, resume, options)
-        asked = _Asked(config, out, resume, again, observers, start_method)
+        asked = _Arguments(config, out, resume, again, observers, start_method)
         ensemble = Ensemble.parse(str(config.strategy))
         whole = None if ensemble is None else _ensemble(ensemble, asked, options)
     if whole is not None:
@@ -154,12 +166,11 @@ def train(
             return done or FineTuning(train, config, folder, observers, start_method).run(remark)
         if remark:
             _log.warning(remark)
-        checkpointing = CheckpointConfig(
-            folder=folder,
-            checkpoints=config.keep_checkpoints,
-            resume=resume is not None and not died_young(folder, config),
-            tested=None if resume is None else tested_epochs(folder),
-            best=config.keep_best,
+        checkpointing = checkpoints_of(
+            config,
+            folder,
+            resume=resume is not None and not has_no_checkpoint(folder, config),
+            tested=None if resume is None else tested_epochs(folder, config.until),
         )
         job = assemble(config, checkpointing)
         # a late rank would read while checkpoints are written
@@ -179,7 +190,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Arguments:
     """Arguments of `train`.
 
     Attributes:
@@ -205,7 +216,7 @@ class _Asked:
         if self.out is not None and self.resume is not None:
             raise RequestError("--out and --resume exclude each other: a resumed run stays in its folder")
 
-    def with_strategy(self, strategy: str) -> _Asked:
+    def with_strategy(self, strategy: str) -> _Arguments:
         """Return the same with another strategy."""
         return replace(self, config=self.config.model_copy(update={"strategy": strategy}))
 
@@ -228,7 +239,7 @@ class _Asked:
         return run
 
 
-def _decided(asked: _Asked) -> tuple[_Asked, Choice | None]:
+def _decided(asked: _Arguments) -> tuple[_Arguments, Choice | None]:
     """Choose a run's strategy if that was left to its start; return what is asked then, and what was chosen."""
     auto = _left_to_start(asked.config)
     if auto is None:
@@ -239,7 +250,7 @@ def _decided(asked: _Asked) -> tuple[_Asked, Choice | None]:
     return asked.with_strategy(choice.candidate.strategy), choice
 
 
-def _with_copies(asked: _Asked) -> _Asked:
+def _with_copies(asked: _Arguments) -> _Arguments:
     """Choose how many copies stages have, by measured times, where the strategy leaves that to a run's start.
 
     A resumed run keeps its copies. Under torchrun, where no one process measures for all before they meet,
@@ -266,7 +277,7 @@ def _with_copies(asked: _Asked) -> _Asked:
     def measured(rows: int) -> Sequence[float]:
         method = "spawn" if device.type == "cuda" else asked.start_method
         arguments = (make_model, dataset.image_shape, rows, str(device))
-        found: Sequence[float] = call_apart(method, seconds_of_pieces, *arguments)
+        found: Sequence[float] = call_in_process(method, seconds_of_pieces, *arguments)
         return found
 
     images = config.workers * config.worker_batch
@@ -284,8 +295,8 @@ def _left_to_start(config: RunConfig) -> Auto | None:
     return Auto.parse(strategy)
 
 
-def _part_by_part(stages: Stages | None, asked: _Asked, options: RunOptions) -> Callable[[], Run | None]:
-    """Return what trains with one strategy after the other, or where there are none with batches that grow by noise.
+def _part_by_part(stages: Stages | None, asked: _Arguments, options: RunOptions) -> Callable[[], Run | None]:
+    """Return a function that trains one stage after the other; without stages, with batches that grow by noise.
 
     Raises:
         RequestError: the parts are impossible.
@@ -330,7 +341,7 @@ def _stages_under_torchrun(
     """Make a run of stages in the processes that there are, or none of it where it is done."""
     parts = torchrun.Parts(torchrun.meet(), [_for_torchrun(job, config) for job in staged.jobs])
     if not leads():
-        if torchrun.follow_parts(parts, _say_notices, config.threads, config.gather_s):
+        if torchrun.follow_parts(parts, _print_notices, config.threads, config.gather_s):
             raise Preempted(_TAKEN_AWAY)
         return None
 
@@ -355,8 +366,8 @@ _LEAVE_S = 60.0
 """For which worker 0 waits for others at the end of stages, where it hosts their store."""
 
 
-def _ensemble(ensemble: Ensemble, asked: _Asked, options: RunOptions) -> Callable[[], Run | None]:
-    """Return what trains networks side by side, and perhaps one that learns from them.
+def _ensemble(ensemble: Ensemble, asked: _Arguments, options: RunOptions) -> Callable[[], Run | None]:
+    """Return a function that trains several networks concurrently, and perhaps one that is distilled from them.
 
     Raises:
         RequestError: the members are impossible.
@@ -369,15 +380,15 @@ def _ensemble(ensemble: Ensemble, asked: _Asked, options: RunOptions) -> Callabl
         folder = asked.folder("ensemble")
         return folder, asked.done(members.finished_ensemble(folder) if asked.resume is not None else None)
 
-    def make(folder: Path, told: dict[str, Any], watching: Sequence[Observer]) -> Run | None:
+    def make(folder: Path, options: dict[str, Any], watching: Sequence[Observer]) -> Run | None:
         how: dict[str, Any] = {"observers": watching, "start_method": asked.start_method}
-        return train(out=folder, resume=AUTOMATIC, **how, **told)
+        return train(out=folder, resume=AUTOMATIC, **how, **options)
 
     if started_by_torchrun():
         shared = members.shared_ranks(ensemble, config, options.get("workers"))
 
-        def make_of_ranks(folder: Path, told: dict[str, Any], watching: Sequence[Observer]) -> Run | None:
-            return make(folder, {key: value for key, value in told.items() if key != "workers"}, watching)
+        def make_of_ranks(folder: Path, options: dict[str, Any], watching: Sequence[Observer]) -> Run | None:
+            return make(folder, {key: value for key, value in options.items() if key != "workers"}, watching)
 
         return partial(members.train_ensemble_of_ranks, ensemble, shared, place, observers, make_of_ranks)
     folder, done = place()
@@ -488,26 +499,26 @@ _LEAST_BATCH = 8
 def expected_time(job: Job, seconds: float) -> str:
     """Return a sentence on how long a run takes on this machine, with what would be quicker where that is long."""
     learning, (_, height, width) = job.learning, job.dataset.image_shape
-    said = (
+    notice = (
         f"about {duration(seconds)} on this machine, by one measured step: {learning.epochs} epochs of "
         f"{len(job.dataset.train):,} images at {height} by {width} pixels"
     )
     if seconds <= _PATIENT_S:
-        return said
+        return notice
     side = max(_SMALL_SIDE, min(height, width) // 2)
     smaller = duration(seconds * side * side / (height * width))
     return (
-        f"{said}. Quicker: --image-size {side} takes about {smaller} where the network allows it, and sees less; so do "
-        "fewer --epochs or a smaller --model. On few photographs the backbone of a trained network is frozen at "
+        f"{notice}. Quicker: --image-size {side} takes about {smaller} where the network allows it, and sees less; so "
+        "do fewer --epochs or a smaller --model. On few photographs the backbone of a trained network is frozen at "
         "a small "
         "part of the time (--weights, --fine-tuning head)"
     )
 
 
 def too_few_steps(job: Job, config: RunConfig) -> str | None:
-    """Return what fixes a run from random weights on a few images that has hardly any steps; None: it has enough."""
+    """Return the remedy for a run from random weights with too few steps; None: it has enough steps."""
     own = {"batch_size", "epochs", "updates", "batch_schedule"} & config.model_fields_set
-    if config.weights is not None or own or not isinstance(source_of(config.data), PictureSource):
+    if config.weights is not None or own or not isinstance(source_of(config.data), ImageSource):
         return None
     steps = job.learning.epochs * job.steps_per_epoch
     if steps >= _FEW_STEPS:
@@ -525,7 +536,7 @@ def measured_time(job: Job, start_method: str) -> float | None:
     shape, seen = job.dataset.image_shape, job.learning.epochs * len(job.dataset.train)
     if min(shape[1:]) < _SMALL_SIDE or seen * prod(shape) < _MANY_NUMBERS:
         return None
-    forward_s, step_s = call_apart(
+    forward_s, step_s = call_in_process(
         start_method, measure, job.make_model, shape, min(4, job.learning.batch_size), str(job.device)
     )
     return float(seen * step_s + job.learning.epochs * len(job.dataset.test) * forward_s)
@@ -540,7 +551,7 @@ def _train_here(
     reports: bool = True,
     choice: Choice | None = None,
 ) -> Run:
-    seconds = None
+    job, seconds = evaluated_here(job, config), None
     if isinstance(config.data, str | Path) and not job.checkpointing.resume:
         seconds = measured_time(job.planned, "spawn" if job.device.type == "cuda" else start_method)
     with (
@@ -631,6 +642,7 @@ def _for_torchrun(job: Job, config: RunConfig) -> Job:
             f"device {config.device}: started by torchrun, each worker takes what its own host has: give auto"
         )
     allow_descriptors(job.workers + job.traits.servers)
+    job = with_place_of_tests(job, config)
     tolerance = replace(job.fault_tolerance, restarts=0)
     return replace(job, device=torchrun.device_of(job.device), fault_tolerance=tolerance)
 
@@ -639,7 +651,7 @@ def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Obser
     job = _for_torchrun(job, config)
     if not leads():
         if torchrun.run_under_torchrun(
-            job, _say_notices, config.threads, admission_of(job, config), config.gather_s
+            job, _print_notices, config.threads, admission_of(job, config), config.gather_s
         ):
             raise Preempted(_TAKEN_AWAY)
         return None
@@ -655,7 +667,7 @@ def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Obser
     return replace(observed.run(), preempted=preempted)
 
 
-def _say_notices(event: Event) -> None:
+def _print_notices(event: Event) -> None:
     """Print the notices of the watchdog in a rank that does not lead."""
     if isinstance(event, Notice):
         print(f"notice: {event.text}", file=sys.stderr, flush=True)
@@ -691,7 +703,7 @@ def automatic(
     return (None, out) if (Path(out) / CONFIG_FILE).is_file() else (out, None)
 
 
-def died_young(folder: Path, config: RunConfig) -> bool:
+def has_no_checkpoint(folder: Path, config: RunConfig) -> bool:
     """Whether a run that keeps checkpoints died before its first one.
 
     Args:
@@ -733,16 +745,16 @@ def staged_finetuning(
     config: RunConfig,
     epochs: int,
     folder: Path,
-    **told: Any,
+    **how: Any,
 ) -> Run | None:
     """Train in two phases.
 
     Args:
-        train: trains a run; `polyrhythm.train`.
+        train: function that trains a run, as `polyrhythm.train`.
         config: configuration of both phases together.
         epochs: epochs of both phases together.
         folder: folder of the second run; the first's is next to it.
-        **told: `observers` and `start_method`, see `train`.
+        **how: `observers` and `start_method`, see `train`.
 
     Returns:
         The second run, or the first if it was interrupted.
@@ -768,16 +780,16 @@ def staged_finetuning(
         )
     options = {name: getattr(config, name) for name in type(config).model_fields}
     first_folder = folder.with_name(f"{folder.name}-frozen")
-    observers: Sequence[Observer] = told.pop("observers")
+    observers: Sequence[Observer] = how.pop("observers")
     first = train(
         out=first_folder,
         observers=[Lasting(each) for each in observers],
-        **told,
+        **how,
         **{**options, "freeze_epochs": None, "epochs": frozen_epochs},
     )
     if first is None or first.outcome != "done":
         return first
     changed = {"freeze": "norms", "freeze_epochs": None, "weights": str(first_folder)}
     return train(
-        out=folder, observers=observers, **told, **{**options, **changed, "epochs": epochs - frozen_epochs}
+        out=folder, observers=observers, **how, **{**options, **changed, "epochs": epochs - frozen_epochs}
     )

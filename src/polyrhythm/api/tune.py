@@ -50,6 +50,7 @@ from polyrhythm.config.assemble import OPTIMIZERS, assemble, data_of
 from polyrhythm.config.recipe import CONFIG_FILE, as_command, check_writable, configure, read_recipe
 from polyrhythm.config.run_config import refuse_real_only
 from polyrhythm.errors import RequestError, unknown
+from polyrhythm.escaping import json_text
 from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.planning.learning_curve import hopeless
@@ -162,7 +163,7 @@ class Tuned:
     """A search that is over, or was interrupted.
 
     Attributes:
-        folder: folder where everything is.
+        folder: folder of the search.
         search: trials of the search.
         interrupted: whether the user stopped it.
     """
@@ -252,7 +253,7 @@ def plan(
     storage: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> SearchPlan:
-    """Check what is asked for, as far as it can be without data, and return the plan; see `tune`.
+    """Check the arguments as far as possible without data, and return the plan; see `tune`.
 
     Raises:
         RequestError: something of it is wrong.
@@ -266,28 +267,28 @@ def plan(
     ):
         if given not in known:
             raise unknown(what, given, known)
-    told = dict(simulation or {})
+    simulated = dict(simulation or {})
     found = Space.of(space)
     limit = budget_of(budget)
     common = {**(read_recipe(Path(recipe)) if recipe is not None else {}), **(options or {})}
     common = {key: value for key, value in common.items() if key not in {*found.options, "seed"}}
     _check_goal(goal, prune, method, common)
-    if told:
+    if simulated:
         refuse_real_only({**common, **found.options})
-        if told.get("gradients", "real") not in GRADIENTS:
-            raise unknown("gradients", told["gradients"], GRADIENTS)
-        open_cluster(told["cluster"])
-    _check_prices(limit, goal, told)
+        if simulated.get("gradients", "real") not in GRADIENTS:
+            raise unknown("gradients", simulated["gradients"], GRADIENTS)
+        open_cluster(simulated["cluster"])
+    _check_prices(limit, goal, simulated)
     if method == "grid":
         found.every()
     if method == "pbt":
-        _check_pbt(found, told, interval)
+        _check_pbt(found, simulated, interval)
         common.setdefault("schedule", "constant")
     if method == "darts":
         from polyrhythm.search.differentiable import Choice  # no other search pays for it
 
         Choice.of(found)
-        if told.get("gradients") == "none":
+        if simulated.get("gradients") == "none":
             raise RequestError("darts learns from gradients: leave --gradients none out")
     if not any(found.varies(name) for name in (*found.options, *found.inner)):
         raise RequestError(
@@ -307,7 +308,7 @@ def plan(
         population=many,
         interval=interval,
         options=common,
-        simulation=told,
+        simulation=simulated,
         storage=storage,
     )
     for parameters in found.samples(example):
@@ -332,16 +333,16 @@ def _check_goal(goal: str, prune: str, method: str, common: Mapping[str, Any]) -
         raise RequestError(f"{method} decides by itself which trials continue: leave --prune {prune} out")
 
 
-def _check_prices(limit: Budget, goal: str, told: Mapping[str, Any]) -> None:
+def _check_prices(limit: Budget, goal: str, simulation: Mapping[str, Any]) -> None:
     """Refuse a search by money where no price is known: it would never end, or never know."""
     if limit.kind != "USD" and goal != "price":
         return
     what = "a budget in USD" if limit.kind == "USD" else "--goal price"
-    if not told:
+    if not simulation:
         raise RequestError(
             f"{what} needs prices: simulate on a --cluster that has some, or give trials or hours"
         )
-    where = open_cluster(told["cluster"])
+    where = open_cluster(simulation["cluster"])
     if any(kind.price_per_hour is None for kind in where.hosts):
         raise RequestError(
             f"{what} needs prices, and not all hosts of cluster {where.name} have one: give them a price_per_hour, or "
@@ -353,8 +354,8 @@ def _check_prices(limit: Budget, goal: str, told: Mapping[str, Any]) -> None:
         )
 
 
-def _check_pbt(space: Space, told: Mapping[str, Any], interval: int) -> None:
-    if told:
+def _check_pbt(space: Space, simulation: Mapping[str, Any], interval: int) -> None:
+    if simulation:
         raise RequestError(
             "pbt continues from checkpoints of real runs: leave --cluster out, or take another method"
         )
@@ -397,7 +398,7 @@ def carry_out(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     jobs: int | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Tuned:
     """Make the remaining trials of a search, concurrently with other processes that do the same.
 
@@ -406,7 +407,7 @@ def carry_out(
         out: the folder: new, empty, or of the same search, which is then helped; None: a new one under `runs/`.
         resume: the folder of a search to continue; `out` is then None.
         jobs: number of concurrent runs; None: one per core if they are simulated, else one.
-        tell: receiver of a line about every finished trial.
+        notify: receiver of a line about every finished trial.
 
     Raises:
         RequestError: the request is wrong, or every trial was refused.
@@ -425,7 +426,7 @@ def carry_out(
     except OSError as error:
         raise RequestError(f"cannot write into {folder}: {error.strerror}; name another with --out") from None
     with _lent(jobs or (available_cores() if what.simulation else 1)) as processes:
-        study = _Study(what, folder, tell)  # they import in the meantime
+        study = _Study(what, folder, notify)  # they import in the meantime
         interrupted = _work(study, processes)
     search = study.search(whole=True)
     if not interrupted and search.trials and all(trial.error for trial in search.trials):
@@ -470,9 +471,9 @@ def _check_affordable(what: SearchPlan) -> None:
                 least = (measured_time(job, "spawn") or 0.0) / 2
                 break
     if math.isfinite(least) and least > budget.amount:
-        told = f"{least:.2g} USD" if budget.kind == "USD" else duration(least)
+        cost = f"{least:.2g} USD" if budget.kind == "USD" else duration(least)
         raise RequestError(
-            f"a trial takes at least {told} on {place}, and the budget is {what.budget}: give more, or fewer --epochs"
+            f"a trial takes at least {cost} on {place}, and the budget is {what.budget}: give more, or fewer --epochs"
         )
 
 
@@ -482,10 +483,10 @@ _FORESEEN = 8
 
 def _rehearsed(simulation: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[float, float]:
     """Return about how many virtual seconds a trial takes, and its price, 0 where that is not known."""
-    told = {key: value for key, value in options.items() if key not in ("strategy", "workers")}
+    shared = {key: value for key, value in options.items() if key not in ("strategy", "workers")}
     strategy = str(options["strategy"])
     asked = Candidate(strategy=strategy, family=strategy, workers=int(options["workers"]), options={})
-    found = rehearse(open_cluster(simulation["cluster"]), [asked], told, {})
+    found = rehearse(open_cluster(simulation["cluster"]), [asked], shared, {})
     if not found:
         raise RequestError(f"{strategy} cannot be simulated")
     dataset = data_of(configure(options))
@@ -526,7 +527,7 @@ def _chosen_folder(what: SearchPlan, out: str | Path | None) -> Path:
 
 def write(search: Search, folder: Path, command: str) -> None:
     """Write the results of a search into its folder, each file whole or not at all."""
-    _publish(folder / RESULT_FILE, json.dumps(search.to_json(), indent=2, allow_nan=False) + "\n")
+    _publish(folder / RESULT_FILE, json_text(search.to_json(), indent=2) + "\n")
     _publish(folder / REPORT_FILE, render_search(search, folder, command))
     best = search.best()
     if best is not None and (folder / best.folder / CONFIG_FILE).is_file():
@@ -641,10 +642,10 @@ def _optuna() -> Any:
 class _Study:
     """The trials of a search, shared with other processes that work at it."""
 
-    def __init__(self, what: SearchPlan, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, what: SearchPlan, folder: Path, notify: Callable[[str], None]) -> None:
         optuna = _optuna()
         self._optuna = optuna
-        self.what, self.folder, self._tell = what, folder, tell
+        self.what, self.folder, self._notify = what, folder, notify
         self.space = Space.of(what.space)
         self._budget = budget_of(what.budget)
         self._sign = 1.0 if GOALS[what.goal] == "maximize" else -1.0
@@ -728,7 +729,7 @@ class _Study:
             epochs=config.epochs or dataset.default_epochs,
             batch_size=config.batch_size,
             seed=self.what.seed,
-            tell=self._tell,
+            notify=self._notify,
         )
         _publish(self.folder / EDGES_FILE, json.dumps(vars(learned), indent=2) + "\n")
         return choice.parameters(self.space, learned.edges)
@@ -750,7 +751,7 @@ class _Study:
             self.what.goal not in {"seconds", "price"} and self.what.simulation.get("gradients") != "none"
         )
         for _ in range(_TRIES):
-            judge = partial(self._goes_on, assigned) if watched else None
+            judge = partial(self._continues, assigned) if watched else None
             answer = process.make({**task, "options": options}, judge)
             if not answer.get("died"):
                 break
@@ -759,10 +760,10 @@ class _Study:
     def ended(self, assigned: _Assigned, answer: Mapping[str, Any]) -> None:
         """Write down how a trial has ended."""
         trial = assigned.trial
-        came = {key: answer[key] for key in _KEPT if answer.get(key) is not None}
-        came |= {"took_s": time.monotonic() - assigned.began_s, "curve": sorted(assigned.curve.items())}
+        answered = {key: answer[key] for key in _KEPT if answer.get(key) is not None}
+        answered |= {"took_s": time.monotonic() - assigned.began_s, "curve": sorted(assigned.curve.items())}
         with self._locked():
-            trial.set_user_attr("came", came)
+            trial.set_user_attr("came", answered)
             if self._budget.kind == "seconds" and not self.what.simulation:
                 self._study.set_user_attr("elapsed_s", self._elapsed_s())
             if answer["outcome"] == "stopped":
@@ -771,7 +772,7 @@ class _Study:
                 self._study.tell(trial, self._value(answer))
             del self._mine[trial.number]
             search = self.search()
-        self._say(trial.number, answer, search)
+        self._report_trial(trial.number, answer, search)
 
     def leave(self) -> None:
         """Stop saying that this process is there."""
@@ -785,9 +786,9 @@ class _Study:
         for trial in self._trials():
             if trial.state in {states.WAITING, states.FAIL}:  # failed: another has taken it over
                 continue
-            begun, came = trial.user_attrs.get("begun", {}), trial.user_attrs.get("came", {})
+            begun, answered = trial.user_attrs.get("begun", {}), trial.user_attrs.get("came", {})
             value = trial.value if trial.state in {states.COMPLETE, states.PRUNED} else None
-            curve = came.get("curve") or sorted(trial.intermediate_values.items())
+            curve = answered.get("curve") or sorted(trial.intermediate_values.items())
             found.append(
                 Tried(
                     number=trial.number,
@@ -795,12 +796,12 @@ class _Study:
                     parameters=(parameters := begun.get("parameters", {})),
                     options=self.space.chosen_options(parameters) if parameters else {},
                     value=value if value is not None and math.isfinite(value) else None,
-                    state="failed" if "error" in came else _STATES[trial.state.name],
+                    state="failed" if "error" in answered else _STATES[trial.state.name],
                     curve=[(int(epochs), float(each)) for epochs, each in curve],
-                    seconds=came.get("seconds"),
-                    price=came.get("price"),
-                    took_s=came.get("took_s"),
-                    error=came.get("error"),
+                    seconds=answered.get("seconds"),
+                    price=answered.get("price"),
+                    took_s=answered.get("took_s"),
+                    error=answered.get("error"),
                     parent=trial.user_attrs.get("line", {}).get("begin_from") or None,
                 )
             )
@@ -893,10 +894,10 @@ class _Study:
             self._epochs = job.learning.epochs
         return self._epochs
 
-    def _goes_on(self, assigned: _Assigned, epoch: int, tested: Mapping[str, float]) -> bool:
+    def _continues(self, assigned: _Assigned, epoch: int, tested: Mapping[str, float]) -> bool:
         """Store a test of a trial, and return whether it continues."""
         value = tested[self.what.goal]
-        heard_before = epoch in assigned.curve
+        repeated = epoch in assigned.curve
         assigned.curve[epoch] = value
         if self.what.method != "hyperband" and self.what.prune == "none":
             return True
@@ -906,7 +907,7 @@ class _Study:
                 curve = [(step, self._sign * each) for step, each in sorted(assigned.curve.items())]
                 best = max((each.value for each in self._parents(self._trials())), default=-math.inf)
                 return epoch >= total or not hopeless(curve, total, best)
-            if not heard_before:
+            if not repeated:
                 assigned.trial.report(value, epoch)
             return epoch >= total or not assigned.trial.should_prune()
 
@@ -934,9 +935,9 @@ class _Study:
         if len(ended) >= _FRUITLESS and all("error" in trial.user_attrs["came"] for trial in ended):
             return True  # refused trials cost nothing, and would never end
         if self._budget.kind == "USD":
-            return sum(_came(trial, "price") for trial in counted) >= self._budget.amount
+            return sum(_figure_of(trial, "price") for trial in counted) >= self._budget.amount
         if self.what.simulation:
-            return sum(_came(trial, "seconds") for trial in counted) >= self._budget.amount
+            return sum(_figure_of(trial, "seconds") for trial in counted) >= self._budget.amount
         return self._elapsed_s() >= self._budget.amount
 
     def _affordable(self, every: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -944,7 +945,7 @@ class _Study:
         return every[: int(self._budget.amount)] if self._budget.kind == "trials" else every
 
     def _take_over(self, trials: Sequence[Any]) -> None:
-        """Enqueue the unfinished trials of processes that are gone again."""
+        """Enqueue the unfinished trials of ended processes again."""
         for trial in trials:
             if trial.state.name != "RUNNING" or trial.number in self._mine:
                 continue
@@ -972,7 +973,7 @@ class _Study:
             yield
 
     def _sampler(self, number: int) -> Any:
-        """Return what draws a trial's parameters: the same for its number, whichever process asks."""
+        """Return the sampler of a trial's parameters, seeded by the trial's number, so equal in all processes."""
         samplers, seed = self._optuna.samplers, Random(f"{self.what.seed} {number}").getrandbits(32)
         if self.what.method in {"tpe", "hyperband"}:
             with warnings.catch_warnings():
@@ -992,22 +993,22 @@ class _Study:
             return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
         return pruners.NopPruner()
 
-    def _say(self, number: int, answer: Mapping[str, Any], search: Search) -> None:
+    def _report_trial(self, number: int, answer: Mapping[str, Any], search: Search) -> None:
         trial = next(each for each in search.trials if each.number == number)
         done = sum(each.state != "running" for each in search.trials)
         most = f"/{self._budget.amount:.0f}" if self._budget.kind == "trials" else ""
         if answer["outcome"] in {"refused", "failed"}:
-            came = f"{answer['outcome']}: {answer['error']}"
+            answered = f"{answer['outcome']}: {answer['error']}"
         else:
-            came = f"{self.what.goal} {shown(self.what.goal, trial.value)}"
-            came += " (ended early)" if answer["outcome"] == "stopped" else ""
-            came += f", {duration(answer['seconds'])}" if answer.get("seconds") is not None else ""
+            answered = f"{self.what.goal} {shown(self.what.goal, trial.value)}"
+            answered += " (ended early)" if answer["outcome"] == "stopped" else ""
+            answered += f", {duration(answer['seconds'])}" if answer.get("seconds") is not None else ""
         best = search.best()
         record = (
             f"  (best {shown(self.what.goal, best.value)}, trial {best.number})" if best is not None else ""
         )
         what = ", ".join(f"{key}={_short(value)}" for key, value in trial.options.items())
-        self._tell(f"[{done}{most}] trial {number}: {what}: {came}{record}")
+        self._notify(f"[{done}{most}] trial {number}: {what}: {answered}{record}")
 
 
 def _suggested(trial: Any, name: str, domain: Domain) -> Any:
@@ -1022,7 +1023,7 @@ def _suggested(trial: Any, name: str, domain: Domain) -> Any:
     return trial.suggest_float(name, domain.low, domain.high, step=domain.step, log=domain.log)
 
 
-def _came(trial: Any, key: str) -> float:
+def _figure_of(trial: Any, key: str) -> float:
     """Return a figure of a trial that has ended; 0 where it is not known."""
     return float(trial.user_attrs.get("came", {}).get(key) or 0.0)
 

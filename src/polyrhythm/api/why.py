@@ -1,14 +1,11 @@
 """Why a finished run was slow, and what would help: the verb `why`.
 
-Dry runs are made of the run as it was, without each possible cause of slowness, and with one thing changed at a time:
-on the cluster that it was simulated on, or for a real run on the machine that its record describes. That has the time
-of every worker's step, and the link that was measured after the run, or where none was, one of the bandwidth with which
-the dry run is as fast as the run. Gains are ratios of dry runs.
+Dry runs are made of the run as it was, and with one thing changed at a time: on the cluster that it was simulated on,
+or for a real run on one that its record describes. That has the time of every worker's step, and links with the ratio
+of latency and bandwidth that was measured after the run, as fast as makes the dry run as fast as the run.
 
-    step of a worker = computing + for the processor + for batches + tests      each shared out per step
-
-A dry run without one of these has steps that are shorter by as much. A dry run over a measured link that is faster than
-the run itself has its own cause: messages took longer than the link, since processors were busy.
+A possible cause of slowness has the gain of a dry run without it. Causes of a real run have those of its own
+measurements (`reporting/held_back.py`), as its summary and report have them. Gains of changes are ratios of dry runs.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -34,25 +31,37 @@ from polyrhythm.errors import RequestError
 from polyrhythm.planning.cost_fit import Numbers, fit_costs
 from polyrhythm.reporting.comparison import ComparedRun, read_run
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
-from polyrhythm.reporting.figures import RunFigures, as_one_run
-from polyrhythm.reporting.held_back import held_back
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.held_back import (
+    CROWD,
+    DECODING,
+    INPUT,
+    NETWORK,
+    READING,
+    SERVERS,
+    SLOWER,
+    TESTS,
+    UNEVEN,
+    held_back,
+    own_parts,
+)
 from polyrhythm.run_files import check_in_run, read_json_in_run
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link, open_cluster
 from polyrhythm.simulation.step_times.constant import Constant
 from polyrhythm.specs import Spec, parse
+from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.compressing import compressor_of, payoff_of
 
 _OTHERS = ("synchronous", "parameter_server(servers=1)", "local_sgd(steps=8)")
 _PLAIN = "no compression"
-_SLOWER, _UNEVEN = "slower workers", "steps of unequal length"
-_NETWORK, _SERVERS = "the network", "the servers"
-_CAUSES = (_SLOWER, _UNEVEN, _NETWORK, _SERVERS)
-_PROCESSOR, _INPUT = "other processes on the same cores", "batches that are not ready in time"
-_TESTS = "tests"
-_UNEXPLAINED = "messages beyond the measured link's time"
-_FREE, _LATENCY_S, _LEAST_FACTOR, _DRAWS = 1e15, 1e-5, 1e-3, 1000
+_CAUSES = (SLOWER, UNEVEN, NETWORK, SERVERS)
+_INPUTS = (DECODING, READING, INPUT)
+_FREE, _LEAST_FACTOR, _DRAWS = 1e15, 1e-3, 1000
+_USUAL = Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9)
 _LEAST_STEPS, _STEPS_OF_ALL = 40, 1200
-_RECORD, _MEASURED = "the run's own record", "the run's machine, as it was measured"
+_RECORD = "the run's own record"
+_WORTH_TRYING = 0.02
+"""Gain of a change from which it is the remedy of a cause."""
 _NOT_OF_A_REHEARSAL = ("strategy", "workers", "epochs", "until", "seed", "out")
 
 
@@ -63,7 +72,7 @@ class Change:
     Attributes:
         what: description.
         images_per_s: simulated throughput with it.
-        gain: relative gain over the simulated run as it was: 0.38 is 38 % more images/s.
+        gain: relative gain over the simulated run without changes: 0.38 is 38 % more images/s.
         caution: effect on more than speed; empty if training results do not change.
         options: options of a run with the change.
     """
@@ -81,9 +90,9 @@ class Cause:
 
     Attributes:
         what: description.
-        gain: images/s of a dry run without it, over the dry run of the run as it was: 0.38 is 38 % more.
-        remedy: the best change that relieves it; empty if none gains.
-        remedy_gain: gain of that change.
+        gain: relative gain in images/s without it: 0.38 is 38 % more; 0: unknown.
+        remedy: the best change that relieves it, or advice that cannot be simulated; empty if none gains 2 %.
+        remedy_gain: gain of that change; 0: unknown.
     """
 
     what: str
@@ -99,13 +108,14 @@ class Why:
     Attributes:
         run: run folder.
         held_back: bottleneck by the run's own figures, as text.
+        bottleneck: the first cause in words, with its share of the run's own time; empty without one.
         images_per_s: throughput of the run.
         rehearsed_images_per_s: throughput of its dry run, unchanged; the difference shows the accuracy of the
             simulation.
         changes: changes, the largest gain first.
         refused: changes that cannot be made, with the reason.
         compression: whether it pays, in words; empty where nothing is compressed.
-        causes: possible causes of slowness, the largest gain first.
+        causes: possible causes of slowness, the one that costs most first.
         cluster: name of the cluster of the dry runs.
         another: whether that is another cluster than the run's own.
         time: shares of the workers' time in words.
@@ -118,6 +128,7 @@ class Why:
     changes: tuple[Change, ...]
     refused: Mapping[str, str]
     compression: str = ""
+    bottleneck: str = ""
     causes: tuple[Cause, ...] = ()
     cluster: str = ""
     another: bool = False
@@ -137,14 +148,17 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
             its own record describes.
 
     Raises:
-        RequestError: there is no such run, or it was on several hosts and no cluster is given.
+        RequestError: there is no such run.
     """
     folder = Path(run)
     read = read_run(folder)
     where, as_it_was, options, config = _as_it_was(read, cluster)
-    figures = RunFigures.of(as_one_run(read_events(folder / LOG_FILE)))
+    figures = RunFigures.of(read_events(folder / LOG_FILE))
+    part = figures.latest
+    rate = float(read.known.get("images_per_s", 0.0)) if part is figures else part.images_per_s
+    figures = part
     recorded = cluster is None and not (folder / CLUSTER_FILE).is_file()
-    costs = _costs_of_steps(figures) if recorded else {}
+    bound = held_back(figures)
     strategy, workers, batch = as_it_was.strategy, as_it_was.workers, config.batch_size
     tried: dict[str, tuple[Candidate, str]] = {}
     relieves: dict[str, tuple[str, ...]] = {}
@@ -156,18 +170,20 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
         tried[what] = Candidate(strategy=spec, family=what, workers=workers, options=changed), caution
 
     for spec, servers, placement in _servers(strategy, workers):
-        offer(f"{servers} server{'s' * (servers != 1)}{placement}", "", spec, of=(_SERVERS, _NETWORK))
+        offer(f"{servers} server{'s' * (servers != 1)}{placement}", "", spec, of=(SERVERS, NETWORK))
     if str(config.balance) == "off":
-        offer("--balance measured", "", of=(_SLOWER,), balance="measured")
+        offer("--balance measured", "", of=(SLOWER,), balance="measured")
     offer(
         f"--batch-size {2 * batch}",
         "fewer updates an epoch: more images to the same accuracy",
-        of=(_SERVERS, _NETWORK),
+        of=(SERVERS, NETWORK),
         batch_size=2 * batch,
     )
     plain = _uncompressed(config)
     if plain is not None:
         offer(_PLAIN, "", plain, compress=None)
+    if rarer := _rounds_inside(strategy):
+        offer(rarer, "averages models inside groups", rarer, of=_CAUSES)
     for other in _OTHERS:
         if parse(other).name != parse(strategy).name:
             offer(
@@ -182,6 +198,10 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
     if strategy not in rates:
         raise RequestError(f"{folder} cannot be simulated: {next(iter(refused.values()))}")
     base = rates[strategy]
+
+    def gain_of(images_per_s: float) -> float:
+        return images_per_s / base - 1
+
     pays = None if plain is None else _payoff(where, config)
     # Dry runs do not include the time to compress, so the run is slower than its dry run by that time.
     images = workers * batch * max(1, strategy_from(strategy).traits(workers).exchange_every)
@@ -190,7 +210,7 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
         Change(
             what=what,
             images_per_s=rates[what],
-            gain=rates[what] / base * (slower if what == _PLAIN else 1.0) - 1,
+            gain=gain_of(rates[what] * (slower if what == _PLAIN else 1.0)),
             caution=caution,
             options={
                 **candidate.options,
@@ -200,59 +220,99 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
         for what, (candidate, caution) in tried.items()
         if what in rates
     ]
-    causes = []
-    servers = strategy_from(strategy).traits(workers).servers
-    for what, without in {**_without(where, servers), **_with_shorter_steps(where, costs)}.items():
-        free = rehearse(without, [as_it_was], options, {}, steps=steps)
-        gain = free[0].images_per_s / base - 1 if free else 0.0
-        if what == _PROCESSOR and (cores := _cores(folder)) and 0 < cores - servers < workers:
-            kept = {rank: factor for rank, factor in without.slow.items() if rank < cores - servers}
-            alone = replace(as_it_was, workers=cores - servers)
-            fewer = rehearse(_changed(without, slow=kept), [alone], options, {}, steps=steps)
-            for each in fewer:
+    if recorded:
+        gains = dict(bound.gains) if bound else {}
+        if CROWD in gains:
+            for each in _one_per_core(where, as_it_was, figures, options, steps):
+                what = f"--workers {each.workers} (one per core)"
+                caution = "another batch of all workers together"
                 changes.append(
                     Change(
-                        what=f"--workers {each.workers} (one per core)",
+                        what=what,
                         images_per_s=each.images_per_s,
-                        gain=each.images_per_s / base - 1,
-                        caution="another batch of all workers together",
+                        gain=gain_of(each.images_per_s),
+                        caution=caution,
                         options={"workers": each.workers},
                     )
                 )
-                relieves[changes[-1].what] = (_PROCESSOR,)
-        helping = [change for change in changes if what in relieves[change.what] and change.gain > 0]
+                relieves[what] = (CROWD,)
+    else:
+        gains = {}
+        for what, without in _without(where, strategy_from(strategy).traits(workers).servers).items():
+            free = rehearse(without, [as_it_was], options, {}, steps=steps)
+            gains[what] = gain_of(free[0].images_per_s) if free else 0.0
+    causes: list[Cause] = []
+    for what, gain in gains.items():
+        if what in _INPUTS and (saved := _kept_images(config, figures, gain)):
+            changes.append(replace(saved, images_per_s=base * (1 + saved.gain)))
+            relieves[saved.what] = _INPUTS
+        elif what == TESTS and config.evaluation == "in_place":
+            changes.append(
+                Change(
+                    what="--evaluation async",
+                    images_per_s=base * (1 + gain),
+                    gain=gain,
+                    caution="needs a free core",
+                    options={"evaluation": "async"},
+                )
+            )
+            relieves["--evaluation async"] = (TESTS,)
+        helping = [
+            change for change in changes if what in relieves[change.what] and change.gain >= _WORTH_TRYING
+        ]
         remedy = max(helping, key=lambda change: change.gain, default=None)
+        advice = bound.remedy if bound and recorded and not causes else ""
         causes.append(
             Cause(
                 what=what,
-                gain=gain,
-                remedy=remedy.what if remedy else "",
+                gain=remedy.gain if recorded and not gain and remedy else gain,
+                remedy=remedy.what if remedy else advice,
                 remedy_gain=remedy.gain if remedy else 0.0,
             )
         )
-    rate = float(read.known.get("images_per_s", 0.0))
-    if recorded and where.name == _MEASURED and rate > 0 and figures.together is not None:
-        total = figures.together.total  # its last batches may be smaller than those of dry runs
-        full_rate = rate * total.steps * config.worker_batch / max(total.images, 1)
-        causes.append(Cause(what=_UNEXPLAINED, gain=base / full_rate - 1, remedy="", remedy_gain=0.0))
-    bound = held_back(figures)
+    if not recorded:
+        causes.sort(key=lambda cause: -cause.gain)
     return Why(
         run=str(folder),
         held_back=bound.text if bound else "",
+        bottleneck=(bound.problem if recorded else causes[0].what) if bound and causes else "",
         time=bound.time if bound else "",
         images_per_s=rate,
         rehearsed_images_per_s=base,
         changes=tuple(sorted(changes, key=lambda change: -change.gain)),
         refused=refused,
         compression="" if pays is None else pays.text,
-        causes=tuple(sorted(causes, key=lambda cause: -cause.gain)),
+        causes=tuple(causes),
         cluster=where.name,
         another=cluster is not None and Path(cluster).resolve() != (folder / CLUSTER_FILE).resolve(),
     )
 
 
+def _one_per_core(
+    where: Cluster, as_it_was: Candidate, figures: RunFigures, options: Mapping[str, Any], steps: int
+) -> list[Candidate]:
+    """Return the dry run of as many workers as there are cores, without waits for a core; none without cores."""
+    started = figures.started
+    count = started.cores - started.servers if started is not None else 0
+    if count < 1:
+        return []
+    own = own_parts(figures)
+    slow = {
+        rank: factor * max(1 - own[rank]["processor"] / max(sum(own[rank].values()), 1e-9), _LEAST_FACTOR)
+        for rank, factor in where.slow.items()
+        if rank < count
+    }
+    alone = replace(as_it_was, workers=count)
+    return rehearse(_changed(where, slow=slow), [alone], options, {}, steps=steps)
+
+
 def _without(where: Cluster, servers: int) -> dict[str, Cluster]:
-    """Return the cluster without each possible cause of slowness."""
+    """Return the cluster without each possible cause of slowness.
+
+    Args:
+        where: the cluster.
+        servers: number of servers.
+    """
     speeds = sorted(machine.speed for machine in where.machines)
     usual = speeds[len(speeds) // 2]
     even = tuple(kind.model_copy(update={"speed": max(kind.speed, usual)}) for kind in where.hosts)
@@ -261,14 +321,14 @@ def _without(where: Cluster, servers: int) -> dict[str, Cluster]:
     generator = Random(0)
     mean_s = sum(where.step_time.draw(generator) for _ in range(_DRAWS)) / _DRAWS
     found = {
-        _SLOWER: _changed(
+        SLOWER: _changed(
             where,
             hosts=even,
             slow={rank: min(factor, 1.0) for rank, factor in where.slow.items()},
             passing_slowness=(),
         ),
-        _UNEVEN: _changed(where, step_time=Constant(seconds=mean_s), shared_slowness=None),
-        _NETWORK: _changed(
+        UNEVEN: _changed(where, step_time=Constant(seconds=mean_s), shared_slowness=None),
+        NETWORK: _changed(
             where,
             hosts=tuple(kind.model_copy(update=unlinked) for kind in where.hosts),
             nic=free,
@@ -278,7 +338,7 @@ def _without(where: Cluster, servers: int) -> dict[str, Cluster]:
     }
     if servers:
         idle = tuple(kind.model_copy(update={"server_takes": 0.0}) for kind in where.hosts)
-        found[_SERVERS] = _changed(where, hosts=idle, server_update=None, server_bandwidth_bytes_per_s=None)
+        found[SERVERS] = _changed(where, hosts=idle, server_update=None, server_bandwidth_bytes_per_s=None)
     return found
 
 
@@ -287,43 +347,32 @@ def _changed(where: Cluster, **changed: Any) -> Cluster:
     return Cluster(**{**{name: getattr(where, name) for name in Cluster.model_fields}, **changed})
 
 
-def _costs_of_steps(figures: RunFigures) -> dict[str, dict[int, float]]:
-    """Return which share of every worker's own part of a step each cause takes that no cluster has, by cause."""
-    found: dict[str, dict[int, float]] = {_TESTS: {}, _INPUT: {}, _PROCESSOR: {}}
-    waited_s = {each.worker: each.seconds["data"] for each in figures.timings.of_workers()}
-    for worker, series in figures.workers.items():
-        total = series.total
-        own_s = total.seconds - total.wait_s
-        left_s = own_s
-        for what, most_s in (
-            (_TESTS, figures.testing_s),
-            (_INPUT, waited_s.get(worker, 0.0)),
-            (_PROCESSOR, total.processor_s),
-        ):
-            took_s = min(left_s, most_s)
-            left_s -= took_s
-            found[what][worker] = took_s / own_s if own_s > 0 else 0.0
-    return {what: shares for what, shares in found.items() if any(shares.values())}
+def _kept_images(config: RunConfig, figures: RunFigures, gain: float) -> Change | None:
+    """Return the change that keeps decoded images, so that only the first epoch waits for them.
 
+    Returns:
+        None where they are kept, or the images are none that are decoded from files.
 
-def _with_shorter_steps(where: Cluster, costs: Mapping[str, Mapping[int, float]]) -> dict[str, Cluster]:
-    """Return the cluster of a run's own record without each cause that takes a share of the workers' steps."""
-    return {
-        what: _changed(
-            where,
-            slow={
-                rank: max(factor * (1 - shares.get(rank, 0.0)), _LEAST_FACTOR)
-                for rank, factor in where.slow.items()
-            },
+    Args:
+        config: configuration of the run.
+        figures: statistics of the run.
+        gain: gain of a run without any wait for batches.
+    """
+    if config.decoded is not None or (config.cache != "none" and not figures.cache):
+        return None
+    if config.cache != "none":
+        return Change(
+            what="--decoded FOLDER",
+            images_per_s=0.0,
+            gain=gain,
+            caution="of later runs; takes disk space",
+            options={},
         )
-        for what, shares in costs.items()
-    }
-
-
-def _cores(folder: Path) -> int | None:
-    """Return the number of cores of a run's processes, from its record."""
-    cores = _environment(folder).get("cores")
-    return cores if isinstance(cores, int) else None
+    epochs = config.epochs or 1
+    after = epochs / (1 + (epochs - 1) / (1 + gain)) - 1
+    return Change(
+        what="--cache auto", images_per_s=0.0, gain=after, caution="takes memory", options={"cache": "auto"}
+    )
 
 
 def _measured_link(folder: Path) -> Link | None:
@@ -342,63 +391,70 @@ def _environment(folder: Path) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def recorded_cluster(read: ComparedRun, config: RunConfig) -> Cluster:
-    """Return the cluster that a real run's own record describes: one host, its link, and the step time of every worker.
+def _times(link: Link, faster: float) -> Link:
+    return Link(
+        latency_s=link.latency_s / faster,
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * faster,
+    )
 
-    Where no link was measured, it has the bandwidth with which a dry run is as fast as the run was.
+
+def recorded_cluster(read: ComparedRun, config: RunConfig) -> Cluster:
+    """Return the cluster that a real run's own record describes: the step time of every worker, and equal links.
+
+    Links are as fast as makes a dry run as fast as the run.
 
     Raises:
-        RequestError: the record has no steps, or is of several hosts.
+        RequestError: the record has no steps.
     """
-    figures = RunFigures.of(as_one_run(read_events(read.folder / LOG_FILE)))
-    totals = {worker: series.total for worker, series in figures.workers.items() if series.total.steps}
-    hosts = int(read.known.get("hosts", 1) or 1)
-    if not totals or hosts > 1:
-        why_not = "has no record of its steps" if not totals else f"was a real run on {hosts} hosts"
+    figures = RunFigures.of(read_events(read.folder / LOG_FILE)).latest
+    totals = {
+        worker: series.total
+        for worker, series in figures.workers.items()
+        if series.total.steps and worker < config.workers
+    }
+    if not totals:
         raise RequestError(
-            f"{read.folder} {why_not}: write its machines down with `polyrhythm profile`, and give --cluster "
-            "profile.yaml"
+            f"{read.folder} has no record of its steps: write its machines down with `polyrhythm profile`, and give "
+            "--cluster profile.yaml"
         )
     step_s = {worker: (total.seconds - total.wait_s) / total.steps for worker, total in totals.items()}
-    usual_s = max(median(step_s.values()), 1e-9)
-    servers = strategy_from(str(config.strategy)).traits(config.workers).servers
-    link = _measured_link(read.folder)
-    free = Link(latency_s=_LATENCY_S, bandwidth_bytes_per_s=_FREE)
-    where = Cluster(
-        name=_RECORD if link is None else _MEASURED,
-        hosts=(
-            HostKind(
-                name="host",
-                count=1,
-                cores=config.workers + servers + 1,
-                workers=config.workers,
-                server_takes=0.0,
-            ),
-        ),
-        nic=free if link is None else link,
-        inside=free if link is None else link,
-        step_time=Constant(seconds=usual_s),
-        slow={worker: max(each_s / usual_s, _LEAST_FACTOR) for worker, each_s in step_s.items()},
-    )
-    rate = float(read.known.get("images_per_s", 0.0))
-    if link is not None or config.workers == 1 or not rate > 0:
-        return where
+    usual_s = max(median_low(step_s.values()), 1e-9)  # of two workers the faster one
+    strategy = str(config.strategy)
+    servers = strategy_from(strategy).traits(config.workers).servers
+    count = config.workers
+    shape = _measured_link(read.folder) or _USUAL
     least_s = max(1e-6, min(total.wait_s / total.steps for total in totals.values()))
     moved = float(read.known.get("bytes_sent_per_step", 0.0) or 0.0)
-    guess = max(moved, 1.0) / least_s
-    strategy = str(config.strategy)
-    as_it_was = Candidate(strategy=strategy, family=strategy, workers=config.workers, options={})
+    shape = _times(shape, (shape.latency_s + moved / shape.bandwidth_bytes_per_s) / least_s)  # a first guess
+
+    def linked(cost: float) -> Cluster:
+        link = _times(shape, 1 / cost)
+        return Cluster(
+            name=_RECORD,
+            hosts=(
+                HostKind(name="host", count=1, cores=count + servers + 1, workers=count, server_takes=0.0),
+            ),
+            nic=link,
+            inside=link,
+            step_time=Constant(seconds=usual_s),
+            slow={worker: max(each_s / usual_s, _LEAST_FACTOR) for worker, each_s in step_s.items()},
+        )
+
+    seconds = max(total.seconds for total in totals.values())
+    target_s = seconds / (
+        sum(total.steps for total in totals.values()) * config.worker_batch
+    )  # of full batches
+    if count == 1:
+        return linked(1.0)
+    as_it_was = Candidate(strategy=strategy, family=strategy, workers=count, options={})
     options = {key: value for key, value in read.config.items() if value is not None}
     options = {key: value for key, value in options.items() if key not in _NOT_OF_A_REHEARSAL}
 
-    def linked(cost: float) -> Cluster:
-        return _changed(where, inside=Link(latency_s=_LATENCY_S, bandwidth_bytes_per_s=guess / cost))
-
-    def seconds(row: int, costs: Numbers) -> float:
+    def simulated(row: int, costs: Numbers) -> float:
         found = rehearse(linked(float(costs[0])), [as_it_was], options, {})
-        return 1 / found[0].images_per_s if found else 1 / rate
+        return 1 / found[0].images_per_s if found else target_s
 
-    fitted = fit_costs(seconds, [1 / rate], np.ones((1, 1), dtype=bool))
+    fitted = fit_costs(simulated, [target_s], np.ones((1, 1), dtype=bool))
     return linked(float(fitted.costs[0]))
 
 
@@ -419,7 +475,7 @@ def _payoff(where: Cluster, config: RunConfig) -> Payoff | None:
 def _as_it_was(
     read: ComparedRun, cluster: str | Path | None
 ) -> tuple[Cluster, Candidate, dict[str, Any], RunConfig]:
-    """Return the cluster of a run's dry run, the run as it was, its other options, and its configuration."""
+    """Return the cluster of a run's dry run, the unchanged run, its other options, and its configuration."""
     file = read.folder / CLUSTER_FILE
     if cluster is None and file.is_file():
         check_in_run(file)
@@ -441,7 +497,7 @@ def _as_it_was(
 
 
 def predict_run(run: str | Path, cluster: str | Path) -> Path:
-    """Simulate a run as it was, and write the prediction next to its events, for its report.
+    """Simulate a run without changes, and write the prediction next to its events, for its report.
 
     Args:
         run: run folder.
@@ -460,6 +516,14 @@ def predict_run(run: str | Path, cluster: str | Path) -> Path:
     if not found:
         raise RequestError(f"{folder} cannot be simulated: {next(iter(refused.values()))}")
     return write_prediction(folder, where.name, found[0])
+
+
+def _rounds_inside(strategy: str) -> str:
+    """Return the strategy with local steps inside its groups; empty where it has no groups that are synchronous."""
+    given, inside = parse(strategy), getattr(strategy_from(strategy), "inside", None)
+    if not isinstance(inside, Synchronous) or "replicas" not in type(strategy_from(strategy)).model_fields:
+        return ""
+    return str(Spec(given.name, {**given.arguments, "inside": parse("local_sgd(steps=8)")}))
 
 
 def _servers(strategy: str, workers: int) -> list[tuple[str, int, str]]:

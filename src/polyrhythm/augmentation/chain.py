@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,15 @@ _TOGETHER_PIXELS = 1 << 18
 Transform = Movement | Callable[[Tensor, Draws, Tones], Tensor]
 """A random change of images: a movement of their pixels, or a pure function of images (B, C, H, W), each sample's own
 random numbers, and black and white, which returns changed images of the same dtype."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A random change with a number of visibly different results."""
+
+    def combinations(self, channels: int, side: int) -> int:
+        """Return the number of results of a square image; continuous changes differ by a pixel or a shade of a byte."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,15 @@ class Chain:
             else:
                 images, larger = group[0](images, draws, self.tones), None
         return images
+
+    def combinations(self, channels: int, side: int) -> list[tuple[str, int | None]]:
+        """Return the name of each augmentation and the number of its results; None: they are not counted."""
+        found: list[tuple[str, int | None]] = []
+        for each in (*self.transforms, *self.mixings):
+            name = str(each).partition("(")[0]
+            found.append((name, each.combinations(channels, side) if isinstance(each, Counted) else None))
+            side = each.size if isinstance(each, Window) else side
+        return found
 
     def on(self, tones: Tones) -> Chain:
         """Return the same chain for images with these tones."""

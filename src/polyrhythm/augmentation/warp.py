@@ -97,13 +97,13 @@ Steps = Sequence[tuple[Movement, Tensor]]
 
 
 def warp(images: Tensor, steps: Steps, fill: Fill = "zero", larger: Larger | None = None) -> Tensor:
-    """Apply several movements with one bilinear sampling, or with none to samples that are only mirrored.
+    """Apply several movements with one bilinear sampling; images that are only mirrored are not sampled.
 
     Args:
         images: (B, C, H, W), uint8 or float; not changed.
         steps: the movements in order, each with its parameters (B, k).
-        fill: pixels from outside.
-        larger: larger images around these windows; None: the images are whole.
+        fill: value of pixels outside an image.
+        larger: larger images that contain the given ones, for pixels at their edges; None: there are none.
 
     Returns:
         (B, C, H, W) with the dtype and device of `images`; bytes are rounded.
@@ -134,7 +134,7 @@ def mirror(images: Tensor, chosen: Tensor, dimension: int) -> Tensor:
 
 def distances(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the distance of every pixel from the center in half diagonals, (H, W): 1 in the corners."""
-    x, y = _from_centre(width, dtype, device), _from_centre(height, dtype, device)
+    x, y = _from_center(width, dtype, device), _from_center(height, dtype, device)
     return (x.square() + y.square()[:, None]).sqrt_() / half_diagonal(height, width)
 
 
@@ -182,7 +182,7 @@ def _sampled(images: Tensor, steps: Steps, fill: Fill, larger: Larger | None) ->
 def _source_points(images: Tensor, steps: Steps, dtype: torch.dtype) -> Tensor:
     """Return the source of every pixel, (B, H, W) complex, from -1 - i (first row and column) to 1 + i (the last)."""
     height, width = images.shape[2:]
-    x, y = _from_centre(width, dtype, images.device), _from_centre(height, dtype, images.device)[:, None]
+    x, y = _from_center(width, dtype, images.device), _from_center(height, dtype, images.device)[:, None]
     unmoved = torch.eye(2, dtype=dtype, device=images.device).expand(len(images), 2, 2)
     matrix = unmoved
     for kind, parameters in reversed(steps):
@@ -202,5 +202,5 @@ def _mapped(x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:
     return columns[:, 0] * x + columns[:, 1] * y
 
 
-def _from_centre(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _from_center(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.arange(length, dtype=dtype, device=device) - (length - 1) / 2

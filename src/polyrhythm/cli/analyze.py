@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json
-from polyrhythm.cli.output import print_json, print_table
+from polyrhythm.cli.output import print_json, print_labeled, print_table
 
 _SHOWN_LAYERS = 30
 
@@ -18,8 +18,12 @@ def analyze(
         str, typer.Option(help="Data set that defines the number of classes and the image size.")
     ] = "fashion-mnist",
     batch_size: Annotated[int, typer.Option(metavar="N", help="Images in a worker's batch.")] = 64,
-    workers: Annotated[int, typer.Option(metavar="N", help="For bytes a step and model parallelism.")] = 4,
-    classes: Annotated[int | None, typer.Option(metavar="N", help="Instead of the data's.")] = None,
+    workers: Annotated[
+        int, typer.Option(metavar="N", help="Number of workers, for bytes per step and model parallelism.")
+    ] = 4,
+    classes: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of classes (default: the data's).")
+    ] = None,
     image_size: Annotated[
         int | None,
         typer.Option(metavar="N", help="Image height and width in pixels; with --classes, no data are read."),
@@ -31,9 +35,9 @@ def analyze(
     json: Json = False,
 ) -> None:
     """Compute the cost of a network: operations, memory, and bytes sent by every strategy."""
-    from polyrhythm.api.analyze import analyze as analysed
+    from polyrhythm.api.analyze import analyze as analyzed
 
-    found = analysed(
+    found = analyzed(
         model=model,
         data=data,
         batch_size=batch_size,
@@ -45,51 +49,56 @@ def analyze(
     if json:
         print_json(found)
     else:
-        _say_layers(found["layers"], all_layers)
-        _say_methods(found["layers"], all_layers)
-        _say_strategies(found)
-        _say_whole(found)
+        _print_layers(found["layers"], all_layers)
+        _print_methods(found["layers"], all_layers)
+        _print_strategies(found)
+        _print_totals(found)
 
 
-def _say_whole(found: dict[str, Any]) -> None:
+def _print(label: str, text: str) -> None:
+    print_labeled(label, text, 14)
+
+
+def _print_totals(found: dict[str, Any]) -> None:
     memory, batch = found["memory"], found["batch_size"]
     training = ", ".join(f"{_bytes(held)} with {name}" for name, held in memory["training"].items())
     height, width = found["image_shape"][1:]
-    print(f"model         {found['model']}, {found['classes']} classes, images of {height}x{width}")
-    print(f"parameters    {found['parameters']:,} ({_bytes(memory['parameters'])})")
-    print(f"multiply-adds {_count(found['multiply_adds'])} forward an image")
-    print(
-        f"a step        {_count(found['step_multiply_adds'])} multiply-adds at batch {batch}; depth "
-        f"{found['step_depth']:,}, average parallelism {_count(found['average_parallelism'])}"
+    _print("model", f"{found['model']}, {found['classes']} classes, images of {height}x{width}")
+    _print("parameters", f"{found['parameters']:,} ({_bytes(memory['parameters'])})")
+    _print("multiply-adds", f"{_count(found['multiply_adds'])} in the forward pass of one image")
+    _print(
+        "a step",
+        f"{_count(found['step_multiply_adds'])} multiply-adds at batch {batch}; depth "
+        f"{found['step_depth']:,}, average parallelism {_count(found['average_parallelism'])}",
     )
-    print(f"activations   {_bytes(memory['activations'])} kept for the backward pass at batch {batch}")
-    print(f"training      {training}")
-    _say_model_parallelism(found)
+    _print("activations", f"{_bytes(memory['activations'])} kept for the backward pass at batch {batch}")
+    _print("training", training)
+    _print_model_parallelism(found)
 
 
-def _say_model_parallelism(found: dict[str, Any]) -> None:
-    told = found["model_parallelism"]
-    if told is None:
-        print(
-            "cut layers    nothing to cut: the network does not end in fully connected layers, or one works alone"
-        )
+def _print_model_parallelism(found: dict[str, Any]) -> None:
+    parallelism = found["model_parallelism"]
+    if parallelism is None:
+        _print("cut layers", "none: the network does not end in fully connected layers, or has one worker")
         return
-    verdict = "pays" if told["pays"] else "does not pay"
-    print(
-        f"cut layers    hybrid {verdict}: a worker of {found['workers']} receives {_bytes(told['cut_bytes'])} a step "
-        f"for its fully connected layers, data parallel {_bytes(told['data_parallel_bytes'])} "
-        f"(even at a batch of {told['pays_below_batch_size']:,})"
+    verdict = "pays" if parallelism["pays"] else "does not pay"
+    _print(
+        "cut layers",
+        f"hybrid {verdict}: a worker of {found['workers']} receives "
+        f"{_bytes(parallelism['cut_bytes'])} a step for its fully connected layers, data parallel "
+        f"{_bytes(parallelism['data_parallel_bytes'])} (equal at a batch of {parallelism['pays_below_batch_size']:,})",
     )
-    for how, trunk in told["trunk"].items():
+    for how, trunk in parallelism["trunk"].items():
         if "refused" not in trunk:
-            print(
-                f"by {how:8}   hybrid(trunk={how}) receives {_bytes(trunk['cut_bytes'])} for the layers up to "
+            _print(
+                f"by {how}",
+                f"hybrid(trunk={how}) receives {_bytes(trunk['cut_bytes'])} for the layers up to "
                 f"{trunk['last']}, and {_bytes(trunk['gradient_bytes'])} of their gradients; data parallel "
-                f"{_bytes(trunk['data_parallel_bytes'])}"
+                f"{_bytes(trunk['data_parallel_bytes'])}",
             )
 
 
-def _say_layers(layers: list[dict[str, Any]], every: bool) -> None:
+def _print_layers(layers: list[dict[str, Any]], every: bool) -> None:
     shown = _largest(layers, every, lambda layer: layer["work"])
     rows = [
         [
@@ -109,7 +118,7 @@ def _say_layers(layers: list[dict[str, Any]], every: bool) -> None:
     print()
 
 
-def _say_methods(layers: list[dict[str, Any]], every: bool) -> None:
+def _print_methods(layers: list[dict[str, Any]], every: bool) -> None:
     convolutions = [layer for layer in layers if "methods" in layer]
     if not convolutions:
         return
@@ -125,7 +134,7 @@ def _say_methods(layers: list[dict[str, Any]], every: bool) -> None:
                 least["name"],
             ]
         )
-    title = _title("convolutions: multiply-adds a batch (extra elements held)", shown, convolutions)
+    title = _title("convolutions: multiply-adds a batch (depth, extra elements held)", shown, convolutions)
     print_table(title, ["layer", "direct", "im2col", "FFT", "Winograd", "least"], rows)
     print()
 
@@ -133,11 +142,11 @@ def _say_methods(layers: list[dict[str, Any]], every: bool) -> None:
 def _method(method: dict[str, Any] | None) -> str:
     if method is None:
         return "–"
-    extra = f" ({_count(method['extra_elements'])})" if method["extra_elements"] else ""
-    return f"{_count(method['multiply_adds'])}{extra}"
+    extra = f", {_count(method['extra_elements'])}" if method["extra_elements"] else ""
+    return f"{_count(method['multiply_adds'])} ({method['depth']}{extra})"
 
 
-def _say_strategies(found: dict[str, Any]) -> None:
+def _print_strategies(found: dict[str, Any]) -> None:
     rows = []
     for each in found["strategies"]:
         if "refused" in each:

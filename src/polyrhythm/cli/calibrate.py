@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, names_in
-from polyrhythm.cli.output import print_json, print_table, say
+from polyrhythm.cli.output import print_json, print_labeled, print_table
 
 
 def calibrate(
@@ -30,8 +30,10 @@ def calibrate(
         str, typer.Option(help=("Data set that defines classes and image size."))
     ] = "fashion-mnist",
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images in a worker's batch.")] = 64,
-    strategy: Annotated[str, typer.Option(help="Of measurements that name none.")] = "synchronous",
-    classes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Instead of the data's.")] = None,
+    strategy: Annotated[str, typer.Option(help="Strategy of measurements that name none.")] = "synchronous",
+    classes: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of classes (default: the data's).")
+    ] = None,
     image_size: Annotated[
         int | None,
         typer.Option(
@@ -43,6 +45,7 @@ def calibrate(
 ) -> None:
     """Fit values of a cluster file to measured throughputs."""
     from polyrhythm.api.calibrate import calibrate as calibrated
+    from polyrhythm.launch.devices import available_cores
 
     found = calibrated(
         cluster=cluster,
@@ -55,37 +58,48 @@ def calibrate(
         classes=classes,
         image_size=image_size,
         out=out,
+        processes=available_cores(),
     )
     if json:
         print_json(found)
     else:
-        _say(found)
+        _print_result(found)
 
 
-def _say(found: dict[str, Any]) -> None:
+_UNITS = {"step_time": "factor", "spread": "sigma", "nic_latency": "s"}
+"""Units of fitted values; of the others bytes/s."""
+
+
+def _print_result(found: dict[str, Any]) -> None:
     rows = [
-        [each["name"], f"{each['before']:.4g}", f"{each['value']:.4g}", _interval(each["low"], each["high"])]
+        [
+            f"{each['name']} ({_UNITS.get(each['name'], 'bytes/s')})",
+            f"{each['before']:.4g}",
+            f"{each['value']:.4g}",
+            _interval(each["low"], each["high"]),
+        ]
         for each in found["unknowns"]
     ]
-    print_table("", ["unknown", "in the file", "fitted", "80 % interval"], rows)
+    print_table("", ["value", "before", "fitted", "80 % interval"], rows)
     print()
     rows = [
         [
             each["what"],
             f"{each['images_per_s']:,.1f}",
             _against(each["predicted"], each["images_per_s"]),
-            "" if each["left_out"] is None else _against(each["left_out"], each["images_per_s"]),
+            *([] if each["left_out"] is None else [_against(each["left_out"], each["images_per_s"])]),
         ]
         for each in found["measurements"]
     ]
-    print_table("images/s", ["strategy", "measured", "fitted", "by the others"], rows)
+    heads = ["strategy", "measured", "fitted", "fitted without it"]
+    print_table("images/s", heads[: max(map(len, rows))], rows)
     open_ones = ", ".join(each["name"] for each in found["unknowns"] if not each["told"])
     if open_ones and found["next"]:
-        say("measure", f"{found['next']}, to determine {open_ones}")
+        print_labeled("measure", f"{found['next']}, to determine {open_ones}")
     elif open_ones:
-        say("open", f"{open_ones}: no usual set-up of this network on this cluster depends on it")
+        print_labeled("open", f"{open_ones}: no usual set-up of this network on this cluster depends on it")
     if found["file"]:
-        say("written", f"{found['file']}")
+        print_labeled("written", f"{found['file']}")
 
 
 def _interval(low: float | None, high: float | None) -> str:
@@ -97,4 +111,4 @@ def _interval(low: float | None, high: float | None) -> str:
 
 
 def _against(predicted: float, measured: float) -> str:
-    return f"{predicted:,.1f} ({100 * (predicted / measured - 1):+.1f} %)"
+    return f"{predicted:,.1f} ({100 * (predicted / measured - 1):+z.1f} %)"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, numbers, with_run_options
-from polyrhythm.cli.output import print_json, print_table, say, tell, wrapped
+from polyrhythm.cli.output import print_json, print_labeled, print_progress, print_table, wrapped
 from polyrhythm.errors import RequestError
 from polyrhythm.user_files import parse_yaml
 
@@ -115,17 +115,17 @@ def compare(
                 simulation=simulation,
                 options=options,
             )
-        done = comparing.carry_out(plan, out=out, resume=resume, jobs=jobs, tell=tell)
+        done = comparing.carry_out(plan, out=out, resume=resume, jobs=jobs, notify=print_progress)
     if json:
         print_json(done.comparison.to_json())
     else:
-        _say(done.folder, done.comparison)
+        _print_result(done.folder, done.comparison)
     if done.interrupted:
-        tell(f"interrupted; continue with: polyrhythm compare --resume {done.folder}")
+        print_progress(f"interrupted; continue with: polyrhythm compare --resume {done.folder}")
         raise typer.Exit(INTERRUPTED)
 
 
-def _say(folder: Path | None, comparison: Any) -> None:
+def _print_result(folder: Path | None, comparison: Any) -> None:
     for text in comparison.verdict():
         print(wrapped(text))
     print()
@@ -133,11 +133,11 @@ def _say(folder: Path | None, comparison: Any) -> None:
     print_table("", heads, rows)
     print()
     for name, reason in comparison.refused.items():
-        say("left out", f"{name}: {reason}")
+        print_labeled("left out", f"{name}: {reason}")
     for text in comparison.warnings:
-        say("note", text)
+        print_labeled("note", text)
     if folder is not None:
-        say("report", f"{folder}/report.html")
+        print_labeled("report", f"{folder}/report.html")
 
 
 def _grid(text: str | None) -> dict[str, list[Any]]:

@@ -26,7 +26,9 @@ from polyrhythm.reporting.quantities import percent
 def evaluate(
     weights: Annotated[
         list[str],
-        typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or a file of weights; several vote."),
+        typer.Argument(
+            metavar="RUN_OR_WEIGHTS", help="A run folder or a file of weights; several form an ensemble."
+        ),
     ],
     data: TestData = None,
     model: Network = None,
@@ -55,7 +57,8 @@ def evaluate(
         typer.Option("--calibrate", help="Calibrate the probabilities of predict on every second image."),
     ] = False,
     robustness: Annotated[
-        bool, typer.Option("--robustness", help="Test under ever stronger augmentations and corruptions.")
+        bool,
+        typer.Option("--robustness", help="Test under increasingly strong augmentations and corruptions."),
     ] = False,
     images: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Test images for --robustness (default: 1000).")
@@ -98,10 +101,10 @@ def _test(weights: list[str], request: dict[str, Any], *, as_json: bool) -> None
     if as_json:
         print_json(found)
     else:
-        _say(found)
+        _print_result(found)
 
 
-def _say(found: dict[str, Any]) -> None:
+def _print_result(found: dict[str, Any]) -> None:
     print(f"{found['model']} on {found['images']:,} test images of {found['data']}")
     for method in sorted(set(found.get("dense", ()))):
         print(f"dense by {method}")
@@ -128,10 +131,10 @@ def _say(found: dict[str, Any]) -> None:
     if pairs:
         print_table("", ["most confused", "taken for", "images"], pairs)
     if "calibration" in found:
-        _say_calibration(found["calibration"])
+        _print_calibration(found["calibration"])
 
 
-def _say_calibration(found: dict[str, Any]) -> None:
+def _print_calibration(found: dict[str, Any]) -> None:
     (loss, warm_loss), (error, warm_error) = found["loss"], found["error"]
     print(
         f"\ntemperature {found['temperature']:.3f}, found on every second image; on the other {found['images']:,}: "

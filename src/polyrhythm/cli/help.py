@@ -13,7 +13,7 @@ import typer
 from typer import rich_utils
 from typer.core import TyperCommand, TyperGroup
 
-from polyrhythm.cli.output import say, width
+from polyrhythm.cli.output import print_labeled, width
 from polyrhythm.config.run_config import RunConfig
 
 _FOLDED = "polyrhythm.folded"
@@ -74,10 +74,10 @@ EXAMPLES = {
         "simulate --cluster spot --workers 32 --gradients none --steps 100 --check",
     ),
     "replay": ("replay runs/first", "replay runs/first --json"),
-    "profile": ("profile --model resnet18 --data photos/", "profile --out profile.yaml"),
+    "profile": ("profile --model resnet18 --data photos/", "profile --out mine.yaml train.py"),
     "calibrate": (
-        "calibrate --cluster office --throughput '8 workers: 378 images/s'",
-        "calibrate --cluster office --throughput 'easgd, 8 workers: 378' --fit step_time",
+        "calibrate --cluster office --throughput '4 workers: 378 images/s'",
+        "calibrate --cluster office --throughput 'easgd, 4 workers: 378' --fit step_time",
     ),
     "strategies": ("strategies", "strategies local_sgd"),
     "analyze": (
@@ -86,7 +86,7 @@ EXAMPLES = {
     ),
     "augment": (
         "augment 'crop(padding=2); flip' --data digits",
-        "augment 'flip; colour_jitter' --data photos/ --preview sheet.png",
+        "augment 'flip; color_jitter' --data photos/ --preview sheet.png",
     ),
     "doctor": ("doctor", "doctor --json"),
 }
@@ -130,7 +130,7 @@ class Verb(TyperCommand):
         if folded:
             print(f" Options of every run (described by `polyrhythm {self.name} --help all`):\n")
             for panel in filter(folded.get, PANELS):
-                say(f"   {panel}", " ".join(folded[panel]), indent=_NAMES)
+                print_labeled(f"   {panel}", " ".join(folded[panel]), indent=_NAMES)
             print()
         _print_examples(self.name or "")
 

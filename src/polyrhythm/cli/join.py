@@ -19,7 +19,8 @@ def join(
         typer.Option(help="The file of the run token (default: POLYRHYTHM_TOKEN in the environment)."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Where this host has the run's data (default: by the same name).")
+        str | None,
+        typer.Option(help="Folder or name of the run's data on this host (default: as in the run)."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto (default: as the run).")] = None,
     threads: Annotated[
@@ -44,7 +45,7 @@ def join(
     except Exception:
         traceback.print_exc()
         status = RUN_FAILED
-    print(guest.last_words if status == 0 else f"left with status {status}", file=sys.stderr)
+    print(guest.end_message if status == 0 else f"left with status {status}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     # One that leaves in the middle still has links; their threads abort an interpreter that exits normally.

@@ -35,7 +35,7 @@ WHAT = "Train image classifiers in parallel on slow networks, mixed hardware and
 REQUEST_WRONG, RUN_FAILED = 2, 1
 _LONGEST = 1500  # characters of a refusal, which may repeat what was given
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-"""What the option parser raises: click's own class, or that of the copy of click inside newer typers."""
+"""Error class of the option parser: click's own, or that of the copy of click inside newer versions of typer."""
 
 VERBS = {
     "Train": ("train", "run", "join", "submit"),
@@ -65,8 +65,8 @@ def command_line(only: str | None = None) -> typer.Typer:
         for verb in verbs:
             if only not in (None, verb):
                 continue
-            # what follows the script, or the command that is submitted, belongs to it
-            settings = {"allow_interspersed_args": False} if verb in ("run", "submit") else None
+            # arguments after the script, or after the submitted command, belong to it
+            settings = {"allow_interspersed_args": False} if verb in ("run", "submit", "profile") else None
             add = app.command(cls=Verb, rich_help_panel=panel, context_settings=settings)
             add(getattr(import_module(f"polyrhythm.cli.{verb}"), verb))
     return app
@@ -96,11 +96,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """
     if sys.stdout is sys.__stdout__:
         tolerate_lost_output()
-    _let_all_be_printed()
+    _replace_unencodable()
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if arguments[:1] and arguments[0] in _OF_SEVERAL_RANKS:
         adopt_step(os.environ)
-    status = _after_last_words(_status(arguments), arguments)
+    status = _exit_status(_status(arguments), arguments)
     if started_by_torchrun():
         # Threads of its links may still be ending, most of all in a rank that leaves early; they abort an interpreter
         # that
@@ -120,7 +120,7 @@ _LEAVE_FILES = ("train", "simulate", "run", "join")
 """Verbs that are done once their files are written, even if their output could not be printed."""
 
 
-def _after_last_words(status: int, arguments: list[str]) -> int:
+def _exit_status(status: int, arguments: list[str]) -> int:
     """Report output that could not be written, and return the exit status; a closed pipe is no failure."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -135,7 +135,7 @@ def _after_last_words(status: int, arguments: list[str]) -> int:
     return status or (0 if arguments[:1] and arguments[0] in _LEAVE_FILES else RUN_FAILED)
 
 
-def _let_all_be_printed() -> None:
+def _replace_unencodable() -> None:
     """Keep characters that standard output cannot encode from ending a verb; standard error replaces them by default.
 
     Under UTF-8 only file names contain such characters: their bytes are printed unchanged.
@@ -156,11 +156,11 @@ def _status(arguments: list[str]) -> int:
         print(word, file=sys.stderr)
         return status
     except Exception as error:
-        return _said(error)
+        return _print_error(error)
     return status if isinstance(status, int) else 0
 
 
-def _said(error: Exception) -> int:
+def _print_error(error: Exception) -> int:
     """Print an error, on one line if the user can correct it, and return the exit status."""
     error = fault_of_machine(error) or error
     # Under torchrun the leader has printed the error. torchrun reports the first rank to fail, so this one waits.

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from polyrhythm.cli.output import JSON_HELP
-from polyrhythm.config.run_config import RunConfig
+from polyrhythm.config.run_config import FORMER_KEYS, RunConfig
 from polyrhythm.errors import RequestError
 
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
@@ -71,7 +71,7 @@ def with_run_options(
         fixed = {name: given.pop(name) for name in names}
         verb(**fixed, **{key: value for key, value in given.items() if value is not None})
 
-    # typer reads the signature of what it is given, so the wrapper has to look like a function with these options.
+    # typer reads the signature of its argument, so the wrapper has to look like a function with these options.
     hints = typing.get_type_hints(verb, include_extras=True)
     annotated = [
         parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY) for parameter in own
@@ -79,6 +79,7 @@ def with_run_options(
     options = [
         _option(name, hidden=name in unmentioned) for name in RunConfig.model_fields if name not in left_out
     ]
+    options += [_former_option(former) for former, name in FORMER_KEYS.items() if name not in left_out]
     call.__signature__ = inspect.Signature([*annotated, *options])  # type: ignore[attr-defined]
     call.__doc__ = verb.__doc__
     call.__name__ = verb.__name__
@@ -105,6 +106,11 @@ def _option(name: str, *, hidden: bool) -> inspect.Parameter:
     )
     # All but flags are texts here, so that the command line and recipes have one set of checks and messages.
     annotation: Any = Annotated[(bool if is_flag else str) | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _former_option(name: str) -> inspect.Parameter:
+    annotation: Any = Annotated[str | None, typer.Option(f"--{name.replace('_', '-')}", hidden=True)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

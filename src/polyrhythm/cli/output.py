@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from polyrhythm.escaping import shell
+from polyrhythm.escaping import json_text, shell
 from polyrhythm.reporting.quantities import percent
 
 WIDTH = 100
@@ -31,18 +30,18 @@ def width() -> int:
     return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
-def tell(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print a line of progress at once, on standard error."""
     print(wrapped(text, "    "), file=sys.stderr, flush=True)
 
 
-def say(label: str, text: str, indent: int = _LABEL) -> None:
+def print_labeled(label: str, text: str, indent: int = _LABEL) -> None:
     """Print a label and its text, with continuation lines at column `indent`; a long path stays next to its label."""
     head = f"{label:<{indent}}".replace(" ", _HELD)
     print(wrapped(f"{head}{text}", " " * indent) if text else label)
 
 
-def say_command(label: str, command: str) -> None:
+def print_command(label: str, command: str) -> None:
     """Print a command that can be copied whole: its lines are joined by backslashes."""
     lines, room = [""], width() - _LABEL - 2
     for word in map(shell, shlex.split(command)):
@@ -66,7 +65,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 def print_json(value: Any) -> None:
     """Print one JSON object (or list), and nothing else."""
-    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    sys.stdout.write(json_text(value, indent=2) + "\n")
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
@@ -84,41 +83,45 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     console.print(table)
 
 
-def say_members(figures: dict[str, Any]) -> None:
+def print_members(figures: dict[str, Any]) -> None:
     """Print the accuracy of an ensemble's members, alone and together."""
     if "members" in figures and figures["ensemble"]:
-        say("members", ", ".join(percent(each["test_top1"]) for each in figures["members"]))
-        say("together", percent(figures["ensemble"]["test_top1"]))
+        print_labeled("members", ", ".join(percent(each["test_top1"]) for each in figures["members"]))
+        print_labeled("together", percent(figures["ensemble"]["test_top1"]))
 
 
-def say_bottleneck(figures: dict[str, Any]) -> None:
+def print_bottleneck(figures: dict[str, Any]) -> None:
     """Print a run's bottleneck with its remedy, and the shares of the workers' time."""
     found = figures["held_back"]
     if found:
-        say("bottleneck", found["problem"])
+        print_labeled("bottleneck", found["problem"])
         if found["remedy"]:
-            say("remedy", f"{found['remedy']}: up to {100 * found['gain']:+.0f} % images/s")
-        say("time", found["time"])
+            gain = f": up to {100 * found['gain']:+.0f} % images/s" if found["gain"] else ""
+            print_labeled("remedy", f"{found['remedy']}{gain}")
+        print_labeled("time", found["time"])
         if found["lock_step"]:
-            say("asynchrony", found["lock_step"]["text"])
+            print_labeled("asynchrony", found["lock_step"]["text"])
     if "noise_scale" in figures:
-        say("batch size", figures["noise_scale"]["text"])
+        print_labeled("batch size", figures["noise_scale"]["text"])
     if not found or found["cause"] != "stragglers":
-        for worker, times in figures["stragglers"].items():
-            say("straggler", f"worker {worker}, {times:.1f}× slower than the median")
+        slowest = sorted(figures["stragglers"].items(), key=lambda each: -each[1])
+        for worker, times in slowest[:3]:
+            print_labeled("straggler", f"worker {worker}, {times:.1f}× slower than the median")
+        if more := slowest[3:]:
+            print_labeled("", f"{len(more)} more, {more[-1][1]:.1f}× to {more[0][1]:.1f}× slower")
 
 
-def say_what_was_left_out(figures: dict[str, Any]) -> None:
+def print_left_out(figures: dict[str, Any]) -> None:
     """Print the number of dropped gradients and of images that were not trained on."""
     gradients = figures.get("gradients_dropped", 0)  # a head that is fitted on features has none
     images = figures.get("images_not_seen", 0)  # a run without gradients has no images
     parts = [f"{gradients:,} gradient{'s' * (gradients != 1)} too late to count"] * bool(gradients)
     parts += [f"{images:,} image{'s' * (images != 1)} of the epochs not seen"] * bool(images)
     if parts:
-        say("left out", ", ".join(parts))
+        print_labeled("left out", ", ".join(parts))
 
 
-def say_timings(figures: dict[str, Any]) -> None:
+def print_timings(figures: dict[str, Any]) -> None:
     """Print how the workers' step time was spent, if the figures include timings."""
     from polyrhythm.reporting.timings import remark, timing_lines
 
@@ -126,18 +129,18 @@ def say_timings(figures: dict[str, Any]) -> None:
         print("", *timing_lines(figures["timings"]), wrapped(remark(figures["timings"])), "", sep="\n")
 
 
-def say_cache(figures: dict[str, Any]) -> None:
+def print_cache(figures: dict[str, Any]) -> None:
     """Print the source of training images, if the figures include the cache."""
     from polyrhythm.reporting.figures import cache_line
 
     if "cache" in figures:
-        say("cache", cache_line(figures["cache"]))
+        print_labeled("cache", cache_line(figures["cache"]))
 
 
-def say_where_the_report_is(folder: Path) -> None:
+def print_report_path(folder: Path) -> None:
     """Print the path of the report, if there was room for it on the disk."""
     if (folder / "report.html").exists():
-        say("report", f"{folder}/report.html")
+        print_labeled("report", f"{folder}/report.html")
 
 
 def rate(images_per_s: float) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, numbers, with_run_options
-from polyrhythm.cli.output import print_json, print_table, say, say_command, tell
+from polyrhythm.cli.output import print_command, print_json, print_labeled, print_progress, print_table
 from polyrhythm.config.run_config import REAL_ONLY
 from polyrhythm.errors import RequestError
 
@@ -22,7 +22,7 @@ _SHOWN = 12
 @partial(with_run_options, left_out=("strategy", "workers", "seed", "until"), unmentioned=REAL_ONLY)
 def plan(
     cluster: Annotated[str, typer.Option(help="A cluster file or a ready cluster; `profile` writes yours.")],
-    target: Annotated[str, typer.Option(help="Target: top1=0.9, top5=0.99 or loss=0.3.")],
+    target: Annotated[str, typer.Option(help="top1=0.9, top5=0.99 or loss=0.3; images=1e6: by dry runs.")],
     strategies: Annotated[
         str | None, typer.Option(help="Candidates, separated by ; (default: ten of all families).")
     ] = None,
@@ -49,7 +49,7 @@ def plan(
     ] = "",
     budget: Annotated[str | None, typer.Option(help="Highest price, as 20 or 20USD.")] = None,
     deadline: Annotated[str | None, typer.Option(help="Longest time, as 90s, 30m or 2h.")] = None,
-    optimise: Annotated[
+    optimize: Annotated[
         str | None,
         typer.Option(
             metavar="time|money", help="Objective (default: money with a deadline alone, else time)."
@@ -89,35 +89,35 @@ def plan(
         budget=money,
         currency=currency,
         deadline_s=_seconds(deadline),
-        optimise=optimise,
+        optimize=optimize,
         trials=trials,
         seeds=seeds,
         trial_epochs=trial_epochs,
         out=out,
         jobs=jobs,
-        tell=tell,
+        notify=print_progress,
         **options,
     )
     if json:
         print_json(found.to_json())
     else:
-        _say(found)
+        _print_result(found)
 
 
-def _say(found: Plan) -> None:
+def _print_result(found: Plan) -> None:
     table = found.table()
-    say("recommended", table.reason)
-    say_command("run it", table.command)
+    print_labeled("recommended", table.reason)
+    print_command("run it", table.command)
     print()
     print_table(table.heading, list(table.heads), [list(row) for row in table.rows[:_SHOWN]])
     print()
     for text in table.notes:
-        say("", text)
+        print_labeled("", text)
     for what, why in table.left_out[:_SHOWN]:
-        say("left out", f"{what}: {why}")
+        print_labeled("left out", f"{what}: {why}")
     if len(table.left_out) > _SHOWN:
-        say("", f"and {len(table.left_out) - _SHOWN} more, in the report")
-    say("report", f"{found.folder}/report.html")
+        print_labeled("", f"and {len(table.left_out) - _SHOWN} more, in the report")
+    print_labeled("report", f"{found.folder}/report.html")
 
 
 def _money(text: str | None) -> tuple[float | None, str]:

@@ -18,7 +18,7 @@ _PORT = 8000
 def predict(
     weights: Annotated[
         list[str],
-        typer.Option(help="A run folder or a file of weights; several stand side by side, and vote."),
+        typer.Option(help="A run folder or a file of weights; several: each one's result and their mean."),
     ],
     images: Annotated[
         list[str] | None, typer.Argument(metavar="IMAGE", help="Image files, or folders of them.")
@@ -33,7 +33,7 @@ def predict(
     scales: Scales = None,
     temperature: Annotated[
         float | None,
-        typer.Option(metavar="T", help="Of the probabilities (default: as evaluate --calibrate found it)."),
+        typer.Option(metavar="T", help="Temperature of the softmax (default: that of evaluate --calibrate)."),
     ] = None,
     none_below: Annotated[
         float,
@@ -51,7 +51,9 @@ def predict(
     ] = False,
     port: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, max=65535, help="Of that page (default: 8000; 0: a free one)."),
+        typer.Option(
+            metavar="N", min=0, max=65535, help="TCP port of --serve (default: 8000; 0: a free port)."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -67,7 +69,7 @@ def predict(
         _serve(weights, device, temperature, none_below, options, top, _PORT if port is None else port)
         return
     if port is not None:
-        raise RequestError("--port is of the page: give --serve too")
+        raise RequestError("--port needs --serve")
     from polyrhythm.api.predict import predict as predict_images
 
     found = predict_images(
@@ -79,7 +81,7 @@ def predict(
         none_below=none_below,
         skip_unreadable=skip_unreadable,
         out=out,
-        progress=_say_progress if sys.stderr.isatty() else lambda done, all_: None,
+        progress=_print_progress if sys.stderr.isatty() else lambda done, all_: None,
         **options,
     )
     if json:
@@ -91,7 +93,7 @@ def predict(
         print(f"{len(found['images']):,} images: {out}")
         return
     for entry in found["images"]:
-        _say(entry, found["weights"])
+        _print_result(entry, found["weights"])
 
 
 def _serve(
@@ -110,14 +112,14 @@ def _serve(
     serve(networks, top, port, lambda address: print(f"{address} (Ctrl-C ends it)", flush=True))
 
 
-def _say_progress(done: int, every: int) -> None:
+def _print_progress(done: int, every: int) -> None:
     end = "\n" if done == every else ""
     print(f"\r{done:,} of {every:,} images", end=end, file=sys.stderr, flush=True)
 
 
-def _say(entry: dict[str, Any], weights: list[str]) -> None:
+def _print_result(entry: dict[str, Any], weights: list[str]) -> None:
     lists = entry["networks"] if len(weights) == 1 else [entry["classes"], *entry["networks"]]
-    heads = ["class and probability"] if len(weights) == 1 else ["together", *weights]
+    heads = ["class and probability"] if len(weights) == 1 else ["mean", *weights]
     rows = [
         [str(place), *(f"{each['class']}  {percent(each['probability'])}" for each in row)]
         for place, row in enumerate(zip(*lists, strict=True), start=1)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json
-from polyrhythm.cli.output import print_json, say
+from polyrhythm.cli.output import print_json, print_labeled
 
 DIFFERS = 1
 
@@ -27,19 +27,19 @@ def replay(
     if json:
         print_json(found)
     else:
-        _say(found)
+        _print_result(found)
     if not found["same"]:
         raise typer.Exit(DIFFERS)
 
 
-def _say(found: dict[str, Any]) -> None:
+def _print_result(found: dict[str, Any]) -> None:
     digests, difference = found["parameters_sha256"], found["first_difference"]
     if found["same"]:
         print(f"the same, bit for bit: {digests['replayed']}")
-        say("played", f"{found['messages']:,} messages in {found['seconds']:.1f} s")
+        print_labeled("played", f"{found['messages']:,} messages in {found['seconds']:.1f} s")
         return
     print(f"differs {difference['where']}: {difference['text']}")
     for cause in difference["possible_causes"]:
         print(f"may be due to {cause}")
-    say("recorded", f"{digests['recorded']}")
-    say("replayed", f"{digests['replayed'] or 'came to no end'}")
+    print_labeled("recorded", f"{digests['recorded']}")
+    print_labeled("replayed", f"{digests['replayed'] or 'did not end'}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polyrhythm.cli.options import Json, names_in
-from polyrhythm.cli.output import print_json, say
+from polyrhythm.cli.output import print_json, print_labeled
 from polyrhythm.errors import RequestError
 
 
@@ -41,7 +41,7 @@ def report(
     for folder in folders:
         if not folder.is_dir():
             raise RequestError(f"{folder} is not the folder of a run")
-    written, pictures = [], []
+    written, images = [], []
     for folder in folders:
         compares = (folder / PLAN_FILE).is_file()
         if compares and not formats:
@@ -53,14 +53,14 @@ def report(
                 written.append(write_report(folder))
             if formats:
                 drawn = plots_of_comparison(folder) if compares else plots_of(read_figures(folder), folder)
-                pictures += write_plots(drawn, folder / FOLDER, formats)
+                images += write_plots(drawn, folder / FOLDER, formats)
         except OSError as error:
             raise RequestError(f"cannot write the report of {folder}: {error.strerror or error}") from None
     if json:
-        told = {"reports": list(map(str, written))} | ({"plots": list(map(str, pictures))} if formats else {})
-        print_json(told)
+        files = {"reports": list(map(str, written))} | ({"plots": list(map(str, images))} if formats else {})
+        print_json(files)
         return
     for path in written:
-        say("report", f"{path}")
-    for path in pictures:
-        say("plot", f"{path}")
+        print_labeled("report", f"{path}")
+    for path in images:
+        print_labeled("plot", f"{path}")

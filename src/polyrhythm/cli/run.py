@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -23,7 +24,7 @@ def run(
         int,
         typer.Option(
             metavar="N",
-            help="How many times a rank that was killed, and can be done without, is started again.",
+            help="Restarts, within an hour, of each killed rank that the run can do without.",
         ),
     ] = 3,
     module: Annotated[
@@ -31,6 +32,21 @@ def run(
     ] = False,
 ) -> None:
     """Run a script with your own training loop on several workers of this machine."""
-    from polyrhythm.launch.script import run_script
+    from contextlib import closing, nullcontext
 
-    run_script(script, arguments or [], workers=workers, threads=threads, restarts=restarts, module=module)
+    from polyrhythm.launch.rank_server import RankServer, threads_of_ranks
+
+    forks = sys.platform == "linux" and (module or script.endswith(".py"))
+    ours = RankServer(threads_of_ranks(workers, threads), "polyrhythm.api.join") if forks else None
+    with nullcontext() if ours is None else closing(ours) as server:
+        from polyrhythm.launch.script import run_script  # takes as long as the server does
+
+        run_script(
+            script,
+            arguments or [],
+            workers=workers,
+            threads=threads,
+            restarts=restarts,
+            module=module,
+            server=server,
+        )

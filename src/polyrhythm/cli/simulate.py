@@ -11,13 +11,13 @@ import typer
 
 from polyrhythm.cli.options import Json, with_run_options
 from polyrhythm.cli.output import (
+    print_bottleneck,
     print_json,
-    say,
-    say_bottleneck,
-    say_members,
-    say_timings,
-    say_what_was_left_out,
-    say_where_the_report_is,
+    print_labeled,
+    print_left_out,
+    print_members,
+    print_report_path,
+    print_timings,
 )
 from polyrhythm.config.run_config import REAL_ONLY
 from polyrhythm.errors import RequestError
@@ -101,35 +101,35 @@ def _simulate(options: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(run.figures)
     else:
-        _say(run.folder, run.figures)
+        _print_result(run.folder, run.figures)
 
 
 _WORTH_SAYING = 0.01
 
 
-def _say(folder: Any, figures: dict[str, Any]) -> None:
+def _print_result(folder: Any, figures: dict[str, Any]) -> None:
     price = figures["price"]
     cost = "not known" if price is None else f"{price:.4f} {figures['currency'] or '(currency not given)'}"
     learns = figures["gradients"] == "real"
     if learns:
-        say("test", f"top-1 {percent(figures['test_top1'])}, top-5 {percent(figures['test_top5'])}")
-        say_members(figures)
+        print_labeled("test", f"top-1 {percent(figures['test_top1'])}, top-5 {percent(figures['test_top5'])}")
+        print_members(figures)
     while_all = figures["sustained_images_per_s"]
     differs = while_all is not None and while_all > (1 + _WORTH_SAYING) * figures["images_per_s"]
     sustained = f" ({while_all:,.0f} while all workers trained)" if differs else ""
-    say(
+    print_labeled(
         "trained in" if learns else "dry run in",
         f"{duration(figures['seconds'])} of virtual time at {figures['images_per_s']:,.0f} images/s{sustained}",
     )
-    say_bottleneck(figures)
-    say_what_was_left_out(figures)
-    say_timings(figures)
-    say("cluster", f"{figures['cluster']}, {counted(figures['hosts'], 'host')}, price {cost}")
+    print_bottleneck(figures)
+    print_left_out(figures)
+    print_timings(figures)
+    print_labeled("cluster", f"{figures['cluster']}, {counted(figures['hosts'], 'host')}, price {cost}")
     if learns and (folder / "model.safetensors").exists():  # of an ensemble each member has its own
-        say("model", f"{folder}/model.safetensors")
-    say_where_the_report_is(folder)
+        print_labeled("model", f"{folder}/model.safetensors")
+    print_report_path(folder)
     if (folder / "trace.json").exists():
-        say("timeline", f"{folder}/trace.json (for ui.perfetto.dev)")
+        print_labeled("timeline", f"{folder}/trace.json (for ui.perfetto.dev)")
 
 
 FAILED = 1
@@ -144,11 +144,11 @@ def try_seeds(gradients: str, out: str | None, request: dict[str, Any], *, as_js
     if out is not None:
         raise RequestError("--seeds leaves no run folder: leave --out out, and repeat a seed with it")
 
-    def tell(failure: Failure) -> bool:
+    def print_progress(failure: Failure) -> bool:
         print(f"seed {failure.seed}: {failure.what}\n  {failure.command}", file=sys.stderr)
         return True
 
-    tried = try_strategy(**request, on_failure=tell)
+    tried = try_strategy(**request, on_failure=print_progress)
     if as_json:
         print_json(asdict(tried))
     else:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, print_json, tell
+from polyrhythm.cli.output import JSON_HELP, print_json, print_progress
 from polyrhythm.errors import RequestError, unknown
 
 
@@ -43,11 +43,11 @@ def submit(
             for name, text in texts.items():
                 print(text if len(texts) == 1 else f"# {name}\n{text}", end="")
         return
-    outcome = chosen.submit(submission, tell, wait)
+    outcome = chosen.submit(submission, print_progress, wait)
     if json:
         print_json(asdict(outcome))
     else:
-        tell(outcome.remark)
+        print_progress(outcome.remark)
     if outcome.status:
         raise typer.Exit(outcome.status)
 

@@ -9,15 +9,15 @@ import typer
 
 from polyrhythm.cli.options import Json, with_run_options
 from polyrhythm.cli.output import (
+    print_bottleneck,
+    print_cache,
     print_json,
+    print_labeled,
+    print_left_out,
+    print_members,
+    print_report_path,
+    print_timings,
     rate,
-    say,
-    say_bottleneck,
-    say_cache,
-    say_members,
-    say_timings,
-    say_what_was_left_out,
-    say_where_the_report_is,
 )
 from polyrhythm.launch.process import loading
 from polyrhythm.launch.signals import INTERRUPTED, PREEMPTED
@@ -66,26 +66,26 @@ def train(
     if json:
         print_json(run.figures)
     else:
-        _say(run.folder, run.figures)
+        _print_result(run.folder, run.figures)
 
 
-def _say(folder: Any, figures: dict[str, Any]) -> None:
-    say("test", f"top-1 {percent(figures['test_top1'])}, top-5 {percent(figures['test_top5'])}")
+def _print_result(folder: Any, figures: dict[str, Any]) -> None:
+    print_labeled("test", f"top-1 {percent(figures['test_top1'])}, top-5 {percent(figures['test_top5'])}")
     best = figures.get("best")
     if best is not None and best["test_top1"] > figures["test_top1"]:
-        say(
+        print_labeled(
             "highest",
             f"top-1 {percent(best['test_top1'])} after epoch {best['epoch']}, selected on the test images, hence "
             "optimistic; --keep-best keeps such a network, and evaluate --best tests it",
         )
     if "fine_tuning" in figures:
-        say("kept", figures["fine_tuning"]["text"])
-    say_members(figures)
-    say("trained in", f"{duration(figures['seconds'])} at {rate(figures['images_per_s'])} images/s")
-    say_bottleneck(figures)
-    say_what_was_left_out(figures)
-    say_cache(figures)
-    say_timings(figures)
+        print_labeled("kept", figures["fine_tuning"]["text"])
+    print_members(figures)
+    print_labeled("trained in", f"{duration(figures['seconds'])} at {rate(figures['images_per_s'])} images/s")
+    print_bottleneck(figures)
+    print_left_out(figures)
+    print_cache(figures)
+    print_timings(figures)
     if (folder / "model.safetensors").exists():  # of an ensemble each member has its own
-        say("model", f"{folder}/model.safetensors")
-    say_where_the_report_is(folder)
+        print_labeled("model", f"{folder}/model.safetensors")
+    print_report_path(folder)

@@ -9,7 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, with_run_options
-from polyrhythm.cli.output import print_json, print_table, say, say_command, tell, wrapped
+from polyrhythm.cli.output import (
+    print_command,
+    print_json,
+    print_labeled,
+    print_progress,
+    print_table,
+    wrapped,
+)
 from polyrhythm.errors import RequestError
 from polyrhythm.escaping import shell
 from polyrhythm.user_files import parse_yaml, read_text
@@ -59,7 +66,7 @@ def tune(
         typer.Option(help="The folder: new, empty, or of the same search (default: a new one in runs/)."),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(help="Folder of a search to continue, or to help others with.")
+        str | None, typer.Option(help="Folder of a search to continue; several processes may share it.")
     ] = None,
     json: Json = False,
     **options: Any,
@@ -87,19 +94,19 @@ def tune(
             storage=storage,
             options=options,
         )
-    done = tuning.carry_out(plan, out=out, resume=resume, jobs=jobs, tell=tell)
+    done = tuning.carry_out(plan, out=out, resume=resume, jobs=jobs, notify=print_progress)
     if json:
         print_json(done.search.to_json())
     else:
         for text in done.search.verdict():
             print(wrapped(text))
         if done.search.best() is not None:
-            say_command("run it", f"polyrhythm train {shell(done.folder / tuning.BEST_FILE)}")
+            print_command("run it", f"polyrhythm train {shell(done.folder / tuning.BEST_FILE)}")
         print()
         heads, rows = done.search.table(ROWS)
         print_table("", heads, rows)
         print()
-        say("report", f"{done.folder}/{tuning.REPORT_FILE}")
+        print_labeled("report", f"{done.folder}/{tuning.REPORT_FILE}")
     if done.interrupted:
-        tell(f"interrupted; continue with: polyrhythm tune --resume {done.folder}")
+        print_progress(f"interrupted; continue with: polyrhythm tune --resume {done.folder}")
         raise typer.Exit(INTERRUPTED)

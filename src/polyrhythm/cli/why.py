@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from polyrhythm.cli.options import Json
-from polyrhythm.cli.output import print_json, print_table, say
+from polyrhythm.cli.output import print_json, print_labeled, print_table
 
 _WORTH_SAYING = 0.02
 
@@ -30,39 +30,58 @@ def why(
     if json:
         print_json(found.to_json())
         return
-    causes = [each for each in found.causes if each.gain > _WORTH_SAYING]
     helping = [each for each in found.changes if each.gain > _WORTH_SAYING]
-    if causes:
-        say("bottleneck", f"{causes[0].what}: {_gain(causes[0].gain)} without it")
+    first = found.causes[0] if found.bottleneck and found.causes else None
+    causes = [each for each in found.causes if each.gain > _WORTH_SAYING]
+    if found.bottleneck.startswith("none"):
+        print_labeled("bottleneck", found.bottleneck)
+        first = None
+    elif first is None or (first.gain <= _WORTH_SAYING and not first.remedy):
+        print_labeled(
+            "bottleneck", f"none: without any other cause than computing {_gain(_WORTH_SAYING)} at most"
+        )
     else:
-        say("bottleneck", f"none: without any other cause than computing {_gain(_WORTH_SAYING)} at most")
-    if helping:
-        say("remedy", f"{helping[0].what}: {_gain(helping[0].gain)}")
+        print_labeled("bottleneck", found.bottleneck)
+    if first is not None and first.remedy:
+        remedy, gain = first.remedy, first.remedy_gain
+    elif helping:
+        remedy, gain = helping[0].what, helping[0].gain
     else:
-        say("remedy", f"none of the changes that were simulated gains more than {_gain(_WORTH_SAYING)}")
+        remedy, gain = "", 0.0
+    if remedy:
+        print_labeled("remedy", remedy + (f": {_gain(gain)}" if gain > 0 else ""))
+    else:
+        print_labeled(
+            "remedy", f"none of the changes that were simulated gains more than {_gain(_WORTH_SAYING)}"
+        )
     if found.time:
-        say("time", found.time)
+        print_labeled("time", found.time)
     speed, dry = found.images_per_s, found.rehearsed_images_per_s
     text = f"{whole(speed)} images/s; its dry run {whole(dry)} (virtual), on {found.cluster}"
-    say("speed", text + (", which --cluster names: other machines than the run's" if found.another else ""))
+    print_labeled(
+        "speed", text + (", which --cluster names: other machines than the run's" if found.another else "")
+    )
     if speed > 0 and not 1 / _FAR <= dry / speed <= _FAR:
         times = dry / speed if dry > speed else speed / dry
-        say(
+        print_labeled(
             "caution",
             f"the dry run is {times:.1f}× {'faster' if dry > speed else 'slower'} than the run: gains are ratios of "
             "dry runs, and hold for the run only roughly",
         )
     if found.compression:
-        say("compression", found.compression)
+        print_labeled("compression", found.compression)
     if causes:
         print()
-        rows = [[each.what, _share(each.gain), each.remedy, _share(each.remedy_gain)] for each in causes]
-        rows = [row if row[2] else [*row[:3], ""] for row in rows]
-        print_table("causes", ["cause", "images/s without it", "remedy", "images/s with it"], rows)
-    if helping:
+        rows = [[each.what, _share(each.gain), each.remedy] for each in causes]
+        print_table("causes", ["cause", "images/s without it", "remedy"], rows)
+    if others := [each for each in helping if each.what != remedy]:
         print()
-        rows = [[each.what, _share(each.gain), each.caution] for each in helping]
-        print_table("changes", ["change", "images/s", "caution"], rows)
+        rows = [[each.what, _share(each.gain), each.caution] for each in others]
+        print_table(
+            "other changes" if len(others) < len(helping) else "changes",
+            ["change", "images/s with it", "caution"],
+            rows,
+        )
 
 
 _FAR = 1.25

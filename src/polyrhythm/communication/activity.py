@@ -102,7 +102,7 @@ class Activity:
         return median(self._durations_s) if len(self._durations_s) > 2 else None
 
     def now(self) -> RankActivity:
-        """Return what the main thread is doing."""
+        """Return the activity of the main thread."""
         return self._doing.get(self.thread) or RankActivity(COMPUTING, self._began_s)
 
     def doing(self, what: str, *, takes_long: bool = False) -> _Noted:

@@ -53,7 +53,7 @@ class Arrivals:
 
     @classmethod
     def from_json(cls, value: Any) -> Arrivals:
-        """Read what `to_json` returned; raise `ValueError` if it is something else."""
+        """Rebuild it from the result of `to_json`; raise `ValueError` if that is malformed."""
         read = cls()
         try:
             read.sources = _unpacked(value["sources"], _SENDER_TYPE)

@@ -66,7 +66,7 @@ class Collective(Config):
             tag: tag of this call's messages. Calls that are in progress at once need different ones.
 
         Raises:
-            PeerLost: a rank is gone.
+            PeerLost: a rank has failed or left.
             RunError: another rank's tensor has another size or dtype.
         """
 
@@ -83,7 +83,7 @@ class Collective(Config):
         return self
 
     def start(self, ranks: Communicator, tensor: Tensor, tag: int) -> Handle:
-        """Start `all_reduce` in the background; if a rank is gone, all calls in progress in this space end.
+        """Start `all_reduce` in the background; if a rank has failed, all calls in progress in this space end.
 
         A loss is reported there once, and a replacement takes no part: a rank that missed it would wait for ever.
         """
@@ -115,7 +115,7 @@ class MessageCollective(Collective):
 
     @abstractmethod
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Return what one rank sends in an all-reduce."""
+        """Return the messages of one rank in an all-reduce."""
 
 
 class SlicedCollective(MessageCollective):
@@ -235,10 +235,10 @@ def folded(ranks: PointToPoint, vector: Tensor, tag: int, reduce_core: Callable[
 
     Args:
         ranks: communicator of the participants.
-        vector: changed in place.
+        vector: values to add up, `(n,)`; changed in place.
         tag: tag of the messages.
-        reduce_core: adds `vector` up over the given number of first ranks, which is the largest power of two
-            that there is; called on these ranks only.
+        reduce_core: function that sums `vector` over the first ranks; its argument is their number, a power of two.
+            Called on these ranks only.
     """
     core, partner = core_size(ranks.size), fold_partner(ranks.size, ranks.rank)
     if ranks.rank >= core:

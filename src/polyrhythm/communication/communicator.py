@@ -9,12 +9,19 @@ distinguish them. Its clock is real or virtual.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from polyrhythm.communication.message import Message
 from polyrhythm.errors import RequestError
+
+
+@cache
+def all_ranks(size: int) -> tuple[int, ...]:
+    """Return the ranks of a communicator: one object for the thousands of simulated ranks of a process."""
+    return tuple(range(size))
 
 
 class Clock(Protocol):
@@ -51,9 +58,11 @@ class Traffic(Protocol):
     Attributes:
         bytes_sent: bytes sent since it started. Collectives of a library, with invisible messages, count by
             the formula of their algorithm.
+        bytes_inside: those of them that went to ranks of the same host, in simulations of clusters; else 0.
     """
 
     bytes_sent: int
+    bytes_inside: int
 
 
 class LentMemory(Protocol):

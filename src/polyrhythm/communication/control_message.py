@@ -146,6 +146,8 @@ def checked(value: Any, kind: Any) -> Any:
     if origin is tuple and isinstance(value, list):
         each = parts[:1] * len(value) if parts[1:] == (...,) else parts
         return tuple([checked(part, of) for part, of in zip(value, each, strict=True)])
+    if origin is list and isinstance(value, list):
+        return [checked(part, parts[0]) for part in value]
     if origin is dict and isinstance(value, dict):
         key_of: Callable[[str], Any] = int if parts[0] is int else str
         return {key_of(key): checked(part, parts[1]) for key, part in value.items()}
@@ -171,7 +173,7 @@ class MembershipView(ControlMessage):
         over: whether members only have to leave.
         absences: step from which workers are absent, and which, oldest first, this view's last.
         missed: step of the others at which a worker was missed, and which, replaced or not.
-        since: for each of those, the first and last step without effect on the others.
+        since: per entry of `missed`, the first and last step without effect on the others.
         begins: first entry of the log that no member had opened.
         gives: states to send: the worker that has it, the worker that begins with it.
         hands: results of the log to send: number of the entry, the worker that has it, the worker that lacks it.

@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.communicator import Communicator, all_ranks
 from polyrhythm.communication.log import Entry, Log, Result
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
@@ -70,11 +70,14 @@ class Exchanger(Generic[_Sums]):
         finished: whether a member of the current view has done all its steps, so that the others only have to leave.
         joins: payload of the exchange between two steps during which this worker joined; see `Entry.aside`.
         arrived: result of the started exchange, after it is merged and before it is used.
-        handed: whether the latest result of a step was received from another worker; False after other exchanges.
+        relayed: whether the latest result of a step was received from another worker; False after other exchanges.
         ended: whether the run of these workers is over, so that no pending exchange gets a result any more.
         met: the given callback.
         recover: callback after a failed exchange; returns once the next view is agreed. None: failures are raised.
         recovers_from: function that returns whether that is possible after a failure.
+        repeats: whether a worker repeats its step when its state is replaced in a pending exchange; else it stays in
+            the exchange, with the contribution that it has made.
+        replaced: whether the state was replaced during the latest `recover`.
         calls: function that returns whether this worker must trigger regrouping before its exchange, to admit a
             joining worker.
     """
@@ -84,8 +87,9 @@ class Exchanger(Generic[_Sums]):
     ) -> None:
         self.log = Log()
         self.workers, self.sums = workers, sums
-        self.members = tuple(range(workers.size))
-        self.keeps = self.mixes = self.handed = self.finished = self.ended = False
+        self.members = all_ranks(workers.size)
+        self.keeps = self.mixes = self.relayed = self.finished = self.ended = False
+        self.repeats, self.replaced = True, False
         self.since = self.begins = self.joins = 0
         self.arrived: Result | None = None
         self.recover: Callable[[], None] | None = None
@@ -128,24 +132,34 @@ class Exchanger(Generic[_Sums]):
         """Return the log as (tensors, other values), for a worker that joins with a copy of this worker's state."""
         kept = self.log.kept
         tensors = {str(number): result.vector for number, result in kept.items() if result.vector is not None}
-        told = {number: (result.weight, result.stop) for number, result in kept.items()}
+        facts = {number: (result.weight, result.stop) for number, result in kept.items()}
         return tensors, {
             "merged": self.log.merged,
             "since": self.since,
             "keeps": self.keeps,
-            "kept": told,
+            "kept": facts,
             "apart": self.log.apart,
             "joins": self._aside,
         }
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Continue from the `state` of another worker."""
-        kept = {int(k): Result(tensors.get(str(k)), *told) for k, told in facts["kept"].items()}
+        kept = {int(k): Result(tensors.get(str(k)), *values) for k, values in facts["kept"].items()}
+        pending = self.log.under_way
         self.log.load(facts["merged"], kept, facts["apart"])
+        self.state_replaced()
+        if pending is not None and not self.repeats:
+            self.log.reopen(pending)
         self.since, self.joins, self.keeps = facts["since"], facts["joins"], facts["keeps"]
 
+    def state_replaced(self) -> None:
+        """Note that this worker continues from another state, without the exchanges that it had started before."""
+        self.replaced = True
+        if self.repeats:
+            self._started = self._wait = self.arrived = None
+
     @property
-    def lets_in_between(self) -> bool:
+    def admits_between(self) -> bool:
         """Whether replacements join before a step; else they join at any exchange of the coordinator."""
         return self.mixes or not self.keeps
 
@@ -218,12 +232,12 @@ class Exchanger(Generic[_Sums]):
 
         def run(_: _Sums, number: int) -> Result:
             table = _gathered(own, self.workers)
-            told = [[member, *row] for member, row in zip(self.members, table, strict=True)]
-            return Result(torch.tensor(told).flatten(), 1.0, False)
+            rows = [[member, *row] for member, row in zip(self.members, table, strict=True)]
+            return Result(torch.tensor(rows).flatten(), 1.0, False)
 
-        told = self.exchange(run, aside=len(own)).vector
-        assert told is not None, "all bring something"
-        return {member: row for member, *row in told.view(-1, len(own) + 1).tolist()}
+        table = self.exchange(run, aside=len(own)).vector
+        assert table is not None, "all bring something"
+        return {member: row for member, *row in table.view(-1, len(own) + 1).tolist()}
 
     def exchange(self, run: Callable[[_Sums, int], Result], *, aside: int = 0, apart: bool = False) -> Result:
         """Return the result of the next exchange, and count it as merged.
@@ -245,7 +259,7 @@ class Exchanger(Generic[_Sums]):
         self._complete(run, entry)
         result = self.log.merge(entry)
         if aside:
-            self._aside, self.handed = 0, False
+            self._aside, self.relayed = 0, False
         if not self.keeps:
             self.log.forget()
         return result
@@ -268,15 +282,16 @@ class Exchanger(Generic[_Sums]):
         return False
 
     def _complete(self, run: Callable[[_Sums, int], Result], entry: Entry) -> None:
-        self.handed = False
+        self.relayed = False
         while entry.result is None:
             if not self._completes(run, entry):
                 assert self.recover is not None, "else the loss is raised"
                 kept = self.keeps  # before `recover`, which may load a state that sets it
+                self.replaced = False
                 self.recover()  # outside the handler: its error would keep pending sums alive
-                if self.ended or not kept:
+                if self.ended or not kept or (self.replaced and self.repeats):
                     raise Again
-                self.handed = entry.result is not None
+                self.relayed = entry.result is not None
 
     def _completes(self, run: Callable[[_Sums, int], Result], entry: Entry) -> bool:
         try:
@@ -298,15 +313,15 @@ def _gathered(own: list[int], workers: Communicator) -> list[list[int]]:
     """Return the numbers of all workers, gathered by rank 0."""
     if workers.rank > 0:
         workers.send(0, Message(Kind.VECTOR, torch.tensor(own), tag=_ROWS))
-        told = workers.receive(0, _ROWS)[1].tensor
-        assert told is not None, "they are numbers"
-        table: list[list[int]] = told.view(-1, len(own)).tolist()
+        received = workers.receive(0, _ROWS)[1].tensor
+        assert received is not None, "they are numbers"
+        table: list[list[int]] = received.view(-1, len(own)).tolist()
         return table
     table = [own]
     for source in range(1, workers.size):
-        told = workers.receive(source, _ROWS)[1].tensor
-        assert told is not None, "they are numbers"
-        table.append(told.tolist())
+        received = workers.receive(source, _ROWS)[1].tensor
+        assert received is not None, "they are numbers"
+        table.append(received.tolist())
     message = Message(Kind.VECTOR, torch.tensor(table).flatten(), tag=_ROWS)
     for to in range(1, workers.size):
         workers.send(to, message)

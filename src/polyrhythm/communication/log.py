@@ -190,8 +190,8 @@ class Log:
     """
 
     def __init__(self) -> None:
-        self.merged = self.opened = 0
-        self._entries: dict[int, Entry] = {}
+        self.merged = self.opened = self._first = 0
+        self._entries: dict[int, Entry] = {}  # none has a number below `_first`
 
     def open(self, *, aside: int = 0, apart: bool = False) -> Entry:
         """Open and return the next entry; its result may have been received already.
@@ -268,9 +268,17 @@ class Log:
         self._entries = {
             number: Entry(number, 0, kept.get(number), apart=number in apart) for number in numbers
         }
+        self._first = min(numbers, default=merged)
+
+    def reopen(self, entry: Entry) -> None:
+        """Keep a pending entry open after `load`, if it is the next one of the loaded log."""
+        if entry.number == self.merged:
+            known = self._entries.get(entry.number)
+            entry.base, entry.result = self.merged, None if known is None else known.result
+            self._entries[entry.number] = entry
+            self.opened = entry.number + 1
 
     def _drop(self, base: int) -> None:
-        entries = self._entries
-        if entries and min(entries) < base:
-            for number in [number for number in entries if number < base]:
-                del entries[number]
+        for number in range(self._first, base):
+            self._entries.pop(number, None)
+        self._first = max(self._first, base)

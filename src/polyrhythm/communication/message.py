@@ -49,7 +49,7 @@ class Kind(IntEnum):
     """Meaning of a message. One list for all strategies, so that a trace is readable without knowing the strategy."""
 
     VECTOR = 0  # a tensor of a collective or of gossip, or a worker's own parameters
-    CONFIGURE = 1  # worker 0 to a server: how to optimise its shard
+    CONFIGURE = 1  # worker 0 to a server: how to optimize its shard
     PARAMETERS = 2  # initial values to a server, or a server's answer
     PULL = 3  # a worker asks for parameters
     PUSH = 4  # a worker's gradient
@@ -82,6 +82,9 @@ class Kind(IntEnum):
     GRANT = 31  # to a worker: the batches that it has drawn
     COUNTED = 32  # a server to the leader: how many steps of a lost worker count
     PART = 33  # a stretch of a gradient before its PUSH, or of the parameters after their answer
+    STATE_AT = 34  # a worker is asked for its state after a step
+    DIGEST = 35  # a worker to the leader: digests of the state that all members have in common
+    GATHERED = 36  # a worker to the leader: what several workers send at the end of an epoch
 
 
 class Reason(StrEnum):
@@ -234,7 +237,7 @@ def pack_json(value: Any) -> Tensor:
 
 
 def unpack_json(payload: Tensor) -> Any:
-    """Read what `pack_json` wrote; raise `MalformedMessage` if the payload is not JSON."""
+    """Unpack the result of `pack_json`; raise `MalformedMessage` if the payload is not JSON."""
     try:
         return json.loads(str(_raw(payload), "utf-8"))  # json would guess the encoding of bytes
     except (ValueError, RecursionError):
@@ -249,7 +252,7 @@ def pack_tensors(tensors: dict[str, Tensor], facts: Any) -> Tensor:
 
 
 def unpack_tensors(payload: Tensor) -> tuple[dict[str, Tensor], Any]:
-    """Read what `pack_tensors` wrote; raise `MalformedMessage` if the payload is something else."""
+    """Unpack the result of `pack_tensors`; raise `MalformedMessage` if the payload is malformed."""
     raw = _raw(payload)
     try:
         length = int.from_bytes(raw[:8], "little")

@@ -130,7 +130,7 @@ class Compressor(Config):
     def _right_feedback(self) -> Self:
         if self.is_biased and not self.feedback and not self.votes:
             raise RequestError(
-                f"{self.name} without feedback loses for good what it leaves out: leave feedback out, or choose an "
+                f"{self.name} without feedback never sends the omitted numbers: leave feedback out, or choose an "
                 "unbiased compressor, such as qsgd or random_k(scaled=True)"
             )
         if not self.is_biased and self.feedback and self.loud:
@@ -170,7 +170,7 @@ class Compressor(Config):
         return step < self.warm_up
 
     def before(self, gradient: Tensor, memory: Memory) -> Tensor:
-        """Return what is to be encoded, `(n,)`.
+        """Return the vector to encode, `(n,)`.
 
         Args:
             gradient: `(n,)`, all sections; not changed.
@@ -192,7 +192,7 @@ class Compressor(Config):
             memory[RESIDUAL] = vector - decoded
 
     def newest(self, gradient: Tensor) -> Tensor | None:
-        """Return what `encode` must know of the gradient next to the vector; None: nothing."""
+        """Return the part of the gradient that `encode` needs in addition to the vector; None: nothing."""
         return None
 
     def fits(self, rows: int, columns: int) -> bool:
@@ -200,7 +200,7 @@ class Compressor(Config):
         return True
 
     def factor_of(self, payload: Tensor, place: Place) -> Tensor | None:
-        """Return what the next vector's encoding starts from, out of this payload; None: nothing."""
+        """Return the factor in this payload from which the next encoding starts; None: nothing."""
         return None
 
     def left_numbers(self, place: Place) -> int:
@@ -264,7 +264,7 @@ class Compressor(Config):
         raise NotImplementedError
 
     def add_to(self, total: Tensor, payload: Tensor, place: Place) -> None:
-        """Add what bytes stand for to a vector, `(n,)`, in place."""
+        """Decode bytes and add the result to a vector, `(n,)`, in place."""
         total.add_(self.decode(payload, place))
 
 

@@ -187,7 +187,7 @@ class Layout:
         return any(not section.dense for section in self.sections)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` rebuilds it from."""
+        """Return a JSON-able value for `from_json`."""
         return {
             "size": self.size,
             "sections": [[section.ranges, section.rows, section.dense] for section in self.sections],
@@ -290,7 +290,7 @@ class Layout:
         return torch.cat(pieces)
 
     def add_to(self, compressor: Compressor, total: Tensor, payload: Tensor, rank: int = 0) -> None:
-        """Add what a payload stands for to a vector, `(size,)`, in place.
+        """Decode a payload and add the result to a vector, `(size,)`, in place.
 
         Args:
             compressor: compressor of the sender.

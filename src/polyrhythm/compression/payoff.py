@@ -52,9 +52,9 @@ class Payoff:
 
     Attributes:
         compressor: compressor in words.
-        compress_s: compress in seconds to compress and to read what was compressed.
-        whole_bytes: without it, through the busiest port.
-        sent_bytes: bytes sent with it.
+        compress_s: seconds of compression and decompression.
+        whole_bytes: bytes sent without compression, through the busiest port.
+        sent_bytes: bytes sent with compression.
         bandwidth_bytes_per_s: bandwidth in bytes/s of the link.
     """
 

@@ -78,14 +78,14 @@ class ResidualMemory:
         return payload
 
     def open(self, vector: Tensor, rate: float = 0.0) -> tuple[Tensor, Memory]:
-        """Return what is to be sent of a vector, and what is known, to be given to `close`."""
+        """Return the vector to send, with errors added, and the memory to give to `close`."""
         memory = dict(self._memory)
         if RESIDUAL in memory and rate > 0 and self._rate > 0 and rate != self._rate:
             memory[RESIDUAL] = memory[RESIDUAL] * (self._rate / rate)
         return self.compressor.before(vector, memory), memory
 
     def close(self, whole: Tensor, decoded: Tensor, memory: Memory, step: int = 0, rate: float = 0.0) -> None:
-        """Note what receivers see of what `open` gave; `commit` when it has arrived."""
+        """Record the decoded form of the vector that `open` returned; call `commit` when it has arrived."""
         self.decoded = decoded
         dense = None if self.compressor.is_dense_at(step) else self.layout.dense
         self.compressor.after(whole, decoded, memory, dense)

@@ -24,10 +24,10 @@ from polyrhythm.augmentation.mixing import Mixer
 from polyrhythm.augmentation.tones import Tones
 from polyrhythm.augmentation.transforms.window import Window
 from polyrhythm.augmentation.warp import Warp
-from polyrhythm.communication.transports.shared_memory.barrier import strongly_ordered
+from polyrhythm.communication.transports.shared_memory.barrier import is_tso
 from polyrhythm.config.model import devices_from, model_maker, name_of
 from polyrhythm.config.recipe import CONFIG_FILE
-from polyrhythm.config.run_config import RunConfig
+from polyrhythm.config.run_config import FORMER_PIXELS, RunConfig
 from polyrhythm.config.trained import dealt_before, facts_of, load_trained, recorded, voters
 from polyrhythm.cost import hybrid
 from polyrhythm.data.balance import BALANCES, Balance
@@ -38,28 +38,41 @@ from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.data.dealing import Dealt, images_dealt, steps_per_epoch
 from polyrhythm.data.decoded_files import DecodedFiles, keep_decoded
 from polyrhythm.data.image_files import ImageFileSplit
+from polyrhythm.data.label_skew import LabelSkew
 from polyrhythm.data.open import open_data
 from polyrhythm.data.resized import WindowSplit
+from polyrhythm.data.shards import Streamed
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.devices import check_kinds_of_devices
 from polyrhythm.launch.torchrun.report_rank import started_by_torchrun
+from polyrhythm.locations import file_system
+from polyrhythm.models.architectures.sizes import is_sizes
 from polyrhythm.models.architectures.treenet import Tree
-from polyrhythm.models.create import check_picture_size
+from polyrhythm.models.create import check_image_size
 from polyrhythm.models.weights import check_finite
 from polyrhythm.partition.branches import parts_of
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import Ownership, divided_trunk
 from polyrhythm.roles.balance import balances
-from polyrhythm.roles.job import CheckpointConfig, FaultTolerance, Job, Learning, check_network_use, steps_of
+from polyrhythm.roles.checkpoint_interval import EVERY_EPOCH, Interval
+from polyrhythm.roles.job import (
+    CheckpointConfig,
+    EvaluationPlan,
+    FaultTolerance,
+    Job,
+    Learning,
+    check_network_use,
+    steps_of,
+)
 from polyrhythm.run_files import exists_in_run
 from polyrhythm.specs import Config, build, validated
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.compressing import Compressible
-from polyrhythm.strategies.strategy import HasStages, Remarks, Strategy
+from polyrhythm.strategies.strategy import HasStages, Remarks, Strategy, Traits
 from polyrhythm.training.batch_norm import BatchNorm
 from polyrhythm.training.batch_schedules.constant import Constant
-from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.flat_parameters import FlatParameters, shards
 from polyrhythm.training.forward_pass import Execution, Precision, check_execution, check_learns_alone
 from polyrhythm.training.loss import Loss, Targets
 from polyrhythm.training.objective import Objective, Teachers, Teaching
@@ -117,13 +130,13 @@ def balance_from(config: RunConfig, strategy: Strategy) -> Balance:
     """Build the balance that a configuration asks for.
 
     Raises:
-        RequestError: it cannot be had with this strategy, or with these workers and batches.
+        RequestError: it cannot be used with this strategy, or with these workers and batches.
     """
     made = _made("balance", config.balance, BALANCES)
     assert isinstance(made, Balance)
     if isinstance(made, Measured) and made.profile and not made.weights:
         made = _by_profile(made, config.workers)
-    batch, drawn = config.workers * config.worker_batch, config.deal != "fixed"
+    batch, drawn = config.workers * config.worker_batch, config.batches != "static"
     if not balances(made, strategy, config.workers, batch, compiled=config.compile, drawn=drawn):
         return Off()
     if config.on_loss == "rescale":
@@ -138,7 +151,7 @@ def balance_from(config: RunConfig, strategy: Strategy) -> Balance:
 
 def _by_profile(balance: Measured, workers: int) -> Measured:
     """Return a balance that begins with the speeds of a cluster's hosts, which workers fill one after the other."""
-    from polyrhythm.simulation.cluster import open_cluster  # no other run imports what simulates
+    from polyrhythm.simulation.cluster import open_cluster  # imported only by simulated runs
 
     hosts = open_cluster(balance.profile).hosts
     speeds = [kind.speed for kind in hosts for _ in range(kind.count * kind.places)]
@@ -150,19 +163,19 @@ def _by_profile(balance: Measured, workers: int) -> Measured:
     return balance.model_copy(update={"weights": tuple(speeds[:workers]), "profile": ""})
 
 
-def draws(deal: str, strategy: Strategy, workers: int) -> bool:
-    """Return whether workers draw their batches.
+def draws(batches: str, strategy: Strategy, workers: int) -> bool:
+    """Return whether batches are assigned dynamically.
 
     Raises:
-        RequestError: they shall, and the strategy has them take equally many steps.
+        RequestError: they are to be, and the strategy has workers take equally many steps.
     """
     possible = strategy.traits(workers).draws
-    if deal == "drawn" and not possible:
+    if batches == "dynamic" and not possible:
         raise RequestError(
-            f"{strategy} with {workers} workers has all of them take equally many steps, so each has a fixed share: "
-            "leave deal out, or choose an asynchronous strategy, such as parameter_server"
+            f"{strategy} with {workers} workers has all of them take equally many steps, so each has its own share: "
+            "leave batches out, or choose an asynchronous strategy, such as parameter_server"
         )
-    return possible and deal != "fixed"
+    return possible and batches != "static"
 
 
 def warn_of(strategy: Strategy, workers: int, learning_rate: float) -> None:
@@ -198,6 +211,28 @@ def warn_of_cut(strategy: Strategy, workers: int, batch_size: int, head: Sequenc
         )
 
 
+def checkpoints_of(config: RunConfig, folder: Path | None = None, **more: Any) -> CheckpointConfig:
+    """Return the files of a run.
+
+    Args:
+        config: run configuration.
+        folder: run folder.
+        **more: other fields of `CheckpointConfig`.
+
+    Raises:
+        RequestError: the interval between checkpoints cannot be read.
+    """
+    every = Interval.parse(config.checkpoint_every)
+    return CheckpointConfig(
+        folder=folder,
+        checkpoints=config.keep_checkpoints,
+        best=config.keep_best,
+        every=every,
+        mirror=config.checkpoint_mirror,
+        **more,
+    )
+
+
 def assemble(config: RunConfig, checkpointing: CheckpointConfig, dataset: Dataset | None = None) -> Job:
     """Build the job that a configuration describes.
 
@@ -212,6 +247,10 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig, dataset: Datase
     strategy = strategy_from(config.strategy, config.compress)
     strategy.check(config.workers)
     _check_together(config, strategy)
+    if config.clients is not None and config.label_skew is None:
+        raise RequestError("clients: they differ by their classes: give --label-skew, such as 0.1")
+    if config.label_skew is not None:
+        config = _with_own_images(config, strategy)
     if config.tensorboard and find_spec("tensorboard") is None:
         raise RequestError(
             "--tensorboard takes the package of that name: pip install 'polyrhythm[tensorboard]'"
@@ -227,6 +266,10 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig, dataset: Datase
     if dataset is None:
         dataset = data_of(config, checkpointing.folder)
     dataset = with_caches(dataset, config, device)
+    if config.label_skew is not None and isinstance(dataset.train, Streamed):
+        raise RequestError(
+            "label_skew: tar shards are read in an order of their own: give a folder of images"
+        )
     epochs = epochs_of(config, dataset, strategy)
     make_model = model_maker(config.model, dataset, config.weights, config.freeze)
     if isinstance(strategy, HasStages):
@@ -250,20 +293,28 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig, dataset: Datase
             restarts=config.restarts,
             rescale=config.on_loss == "rescale",
             silence_s=config.silence_s,
+            digest_every=config.digest_every,
+            skips_not_finite=config.on_not_finite == "skip",
         ),
         device=device,
         devices=devices if len(set(devices)) > 1 else (),
         ahead=_AHEAD if how.transform is not None or _is_slow(dataset) else 0,
         timings=config.timings,
         until=Target.parse(config.until) if config.until is not None else None,
+        evaluation=evaluation_of(config, strategy, device),
         numbers=numbers,
         balance=balance_from(config, strategy),
-        draws=draws(config.deal, strategy, config.workers),
+        draws=draws(config.batches, strategy, config.workers),
     )
     check_network_use(strategy, config.workers, precision.dtype, job.learning)
     # A schedule that cannot work with this number of steps raises now, not at the first step of every worker.
     how.schedule.factor(0, job.length)
     check_execution(job.learning.execution, make_model, dataset.image_shape, device)
+    if config.on_not_finite == "skip" and (job.traits.cuts_network or job.learning.batch_norm.over_workers):
+        raise RequestError(
+            f"on_not_finite skip: with {'strategy ' + str(strategy) if job.traits.cuts_network else 'this batch_norm'} "
+            "workers exchange inside their passes, which none can leave: use end"
+        )
     if config.batch_norm != "plain":
         with torch.random.fork_rng(devices=[]):
             job.learning.batch_norm.prepare(make_model())
@@ -281,6 +332,29 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig, dataset: Datase
     return job
 
 
+def evaluation_of(config: RunConfig, strategy: Strategy, device: torch.device) -> EvaluationPlan:
+    """Return the place of the tests during a run; `auto` is in place until the cores of a host are known.
+
+    Raises:
+        RequestError: steps cannot continue during tests.
+    """
+    if config.evaluation != "async":
+        return EvaluationPlan()
+    reason = why_steps_wait(strategy.traits(config.workers), device)
+    if reason:
+        raise RequestError(f"evaluation async: {reason}: give in_place")
+    return EvaluationPlan(continues=True, skips=config.until is None and not config.keep_best)
+
+
+def why_steps_wait(traits: Traits, device: torch.device) -> str:
+    """Return why steps cannot continue during a test; empty: they can."""
+    if traits.cuts_network:
+        return "the workers of this strategy compute one network together, which only they can test"
+    if device.type != "cpu":
+        return f"a process that computes on {device.type} cannot be copied for a test"
+    return ""
+
+
 def _check_joinable(config: RunConfig, strategy: Strategy) -> None:
     """Refuse `listen`, `vacant` and `token_file` where no worker could ever join."""
     if config.listen is None:
@@ -294,7 +368,7 @@ def _check_joinable(config: RunConfig, strategy: Strategy) -> None:
             f"workers cannot join {strategy}, which uses the shared memory of one host: leave out listen, or choose "
             "another strategy, such as parameter_server"
         )
-    if not strategy.faults(config.workers).goes_on:
+    if not strategy.faults(config.workers).continues:
         raise RequestError(
             f"workers cannot join {strategy} with {config.workers} workers, which stops without one: leave out "
             "listen, or choose another strategy, such as parameter_server"
@@ -318,9 +392,46 @@ def _check_together(config: RunConfig, strategy: Strategy) -> None:
     _check_joinable(config, strategy)
     if config.keep_best and not config.keep_checkpoints:
         raise RequestError("keep_best needs a checkpoint, but keep_checkpoints is 0: give 1 at least")
+    every = Interval.parse(config.checkpoint_every)
+    asked = [
+        key
+        for key, given in (
+            ("checkpoint_every", every != EVERY_EPOCH),
+            ("checkpoint_mirror", config.checkpoint_mirror),
+        )
+        if given
+    ]
+    if asked and not config.keep_checkpoints:
+        raise RequestError(
+            f"{asked[0]} needs checkpoints, but keep_checkpoints is 0: give 1 at least, or leave it out"
+        )
+    if config.checkpoint_mirror is not None:
+        file_system(config.checkpoint_mirror, "mirror")
     Targets(config.label_smoothing)
     if config.until is not None:
         Target.parse(config.until)
+
+
+def _with_own_images(config: RunConfig, strategy: Strategy) -> RunConfig:
+    """Return a configuration in which each worker has images of its own, equally many.
+
+    Raises:
+        RequestError: an option gives a worker's images to others.
+    """
+    if strategy.traits(config.workers).cuts_network:
+        raise RequestError(
+            f"label_skew: workers of {strategy.name} compute one network for the same images: use local_sgd, or leave "
+            "it out"
+        )
+    if config.clients is not None and config.clients < config.workers:
+        raise RequestError(
+            f"{config.clients} clients are fewer than {config.workers} workers: give --clients {config.workers} or more"
+        )
+    if config.batches == "dynamic":
+        raise RequestError("label_skew: dynamic batches go to any worker: use --batches static")
+    if str(config.balance) not in ("auto", "off"):
+        raise RequestError("label_skew: every worker has equally many images: use --balance off")
+    return config.model_copy(update={"batches": "static", "balance": "off"})
 
 
 def _warn_of_random_parts(config: RunConfig) -> None:
@@ -378,6 +489,9 @@ class _Rules:
             epochs=epochs,
             updates=config.updates,
             drop_last=config.drop_last,
+            label_skew=None
+            if config.label_skew is None
+            else LabelSkew(config.label_skew, config.seed, config.clients),
             batch_size=config.worker_batch,
             accumulate=config.accumulate,
             batch_schedule=self.batch_schedule,
@@ -387,7 +501,11 @@ class _Rules:
             precision=config.precision,
             weight_average=config.weight_average,
             rate_decay=config.rate_decay,
-            execution=Execution(compiled=config.compile, channels_last=config.channels_last),
+            execution=Execution(
+                compiled=config.compile,
+                channels_last=config.channels_last,
+                checkpoints_activations=config.activation_checkpointing,
+            ),
             transform=chain,
             mixer=Mixer(mixings, len(dataset.classes)) if mixings else None,
             size_schedule=sizes,
@@ -395,7 +513,9 @@ class _Rules:
 
 
 def opened(config: RunConfig, dealt: Dealt = None) -> Dataset:
-    """Open the data of a run, with the given image sizes."""
+    """Open the data of a run, with the given image sizes; for a network of sizes alone there need be none."""
+    if is_sizes(config.model) and "data" not in config.model_fields_set:
+        return without_images()
     return open_data(
         config.data,
         image_size=config.image_size,
@@ -404,6 +524,12 @@ def opened(config: RunConfig, dealt: Dealt = None) -> Dataset:
         pixels=config.pixels,
         dealt=dealt,
     )
+
+
+def without_images(classes: int = 1, side: int = 1) -> Dataset:
+    """Return data of some classes and pixels a side without images, for runs that only count them."""
+    none = TensorSplit(torch.zeros(1, 3, side, side), torch.zeros(1))
+    return Dataset("images", none, none, tuple(map(str, range(classes))), (3, side, side), 1)
 
 
 def data_of(config: RunConfig, folder: Path | None = None) -> Dataset:
@@ -469,7 +595,7 @@ def epochs_of(config: RunConfig, dataset: Dataset, strategy: Strategy) -> int:
         return config.epochs or dataset.default_epochs
     traits, updates = strategy.traits(workers), config.updates
     full = workers * config.worker_batch
-    if draws(config.deal, strategy, workers):
+    if draws(config.batches, strategy, workers):
         full = max(1, full // len(traits.units(workers)))
     else:
         updates = steps_of(updates, traits, workers)
@@ -486,11 +612,15 @@ def optimizer_from(config: RunConfig, strategy: Strategy) -> OptimizerConfig:
     chosen = default_optimizer(strategy, config.workers) if config.optimizer is None else config.optimizer
     made = _made("optimizer", chosen, *OPTIMIZERS)
     assert isinstance(made, OptimizerConfig)
-    return made
+    if config.clip_norm is None:
+        return made
+    if made.clip_norm not in (None, config.clip_norm):
+        raise RequestError(f"--clip-norm {config.clip_norm:g} and optimizer {made} differ: give one of them")
+    return made.model_copy(update={"clip_norm": config.clip_norm})
 
 
 LATE_RATE = 0.3
-"""Of the gradients that are applied one by one while all workers take a step, together; without momentum."""
+"""Sum of the learning rates of the gradients applied one by one during a step of all workers; without momentum."""
 
 
 def default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
@@ -538,7 +668,7 @@ def with_caches(dataset: Dataset, config: RunConfig, device: torch.device) -> Da
         return dataset
     decoding = _inmost(dataset.train)
     needless = _needless(decoding, device)
-    # `auto` is silent where a cache is of no use; a size that was asked for is an error there.
+    # `auto` is ignored where a cache is of no use; a requested size is an error there.
     if needless and limit.size_bytes is None:
         return dataset
     if needless or not isinstance(decoding, Decoding):
@@ -581,7 +711,7 @@ def _plan(limit: CacheLimit, workers: int, device: torch.device) -> CachePlan:
     apart = started_by_torchrun()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if apart else workers
     # A process sees an image as kept only after its bytes, where stores become visible in their order.
-    shared = device.type == "cpu" and not apart and strongly_ordered()
+    shared = device.type == "cpu" and not apart and is_tso()
     return CachePlan(limit=limit, processes=processes, shared=shared)
 
 
@@ -620,7 +750,8 @@ def _teachers(config: RunConfig, dataset: Dataset, teaching: Teaching) -> Teache
     if not paths:
         raise RequestError("--teacher names no run: give a run folder, or several with ; between")
     for path in paths:
-        if (facts_of(path).get("pixels") or "imagenet") != (config.pixels or "imagenet"):
+        theirs = facts_of(path).get("pixels") or "imagenet"
+        if FORMER_PIXELS.get(theirs, theirs) != (config.pixels or "imagenet"):
             raise RequestError(
                 f"{path} learned from pixels normalized otherwise: give the --pixels of its config.yaml"
             )
@@ -668,7 +799,7 @@ def size_schedule_from(
         model = make_model()
     for side in sorted(sides):
         try:
-            check_picture_size(model, "", len(dataset.classes), (channels, side, side))
+            check_image_size(model, "", len(dataset.classes), (channels, side, side))
         except RequestError:
             raise RequestError(
                 f"size schedule {schedule} has images of {side} pixels, which the model does not support: give other "
@@ -696,9 +827,11 @@ def try_out(
     except ValueError as error:
         raise RequestError(f"optimizer {optimizer}: {error}") from None
     traits = strategy.traits(workers)
-    if traits.shards:
+    if traits.shards and not traits.local_models:  # else workers update their whole model
         check_shards(made, model, traits.shards)
     flat = FlatParameters(model)
+    if traits.shards:
+        shards(flat.size, traits.shards)
     strategy.check_model(flat)
     strategy.check(workers, OptimizerPlan.of(made, flat))
     if isinstance(strategy, HasStages):

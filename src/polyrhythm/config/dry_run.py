@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import sizes_of_cut
+from polyrhythm.planning.analysis import step_multiply_adds
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import steps_of
 from polyrhythm.strategies.strategy import HasStages, SizesBuckets, Strategy
@@ -32,6 +34,7 @@ from polyrhythm.training.model_sizes import ModelSizes, sizes_of
 
 LEARNING_ONLY = (
     "optimizer",
+    "clip_norm",
     "schedule",
     "batch_schedule",
     "batch_norm",
@@ -58,10 +61,17 @@ LEARNING_ONLY = (
     "size_schedule",
     "compile",
     "channels_last",
+    "activation_checkpointing",
     "keep_checkpoints",
+    "checkpoint_every",
+    "checkpoint_mirror",
     "keep_best",
     "until",
+    "label_skew",
+    "clients",
     "threads",
+    "digest_every",
+    "on_not_finite",
 )
 """Options without meaning where nothing is learned."""
 
@@ -134,12 +144,7 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
     dry_run = DryRun(
         strategy=strategy,
         workers=config.workers,
-        sizes=sizes_for(
-            shapes_of(config.model, len(dataset.classes), dataset.image_shape),
-            dataset.image_shape,
-            strategy,
-            config.workers,
-        ),
+        sizes=_sizes(config.model, len(dataset.classes), dataset.image_shape, strategy, config.workers),
         steps=length,
         batch_size=config.worker_batch,
         epoch_images=images if steps is None else 0,
@@ -147,7 +152,7 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
         seed=config.seed,
         timings=config.timings,
         balance=balance_from(config, strategy),
-        draws=draws(config.deal, strategy, config.workers),
+        draws=draws(config.batches, strategy, config.workers),
         data=dataset.name,
         model=name_of(config.model),
     )
@@ -155,6 +160,38 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
     if dry_run.sizes.head:
         warn_of_cut(strategy, config.workers, config.batch_size, dry_run.sizes.head)
     return dry_run, images
+
+
+def _sizes(
+    model: Any, classes: int, image_shape: tuple[int, int, int], strategy: Strategy, workers: int
+) -> ModelSizes:
+    """Return the sizes of the parts of a model that a strategy sends; those of whole networks are kept by name."""
+    if isinstance(strategy, HasStages) or strategy.traits(workers).cuts_network or not is_fixed(model):
+        return sizes_for(shapes_of(model, classes, image_shape), image_shape, strategy, workers)
+    asked = strategy.bucket_bytes_for(None, torch.empty(0)) if isinstance(strategy, SizesBuckets) else None
+    sizes = sizes_by_name(model, classes, image_shape, asked)
+    if count := strategy.traits(workers).shards:
+        shards(sizes.parameters, count)
+    return sizes
+
+
+def is_fixed(model: Any) -> bool:
+    """Whether a model is the text of a spec that always makes the same network: one without a file."""
+    return isinstance(model, str) and not {"'", '"'} & set(model)
+
+
+@lru_cache(maxsize=256)
+def sizes_by_name(
+    model: str, classes: int, image_shape: tuple[int, int, int], bucket_bytes: int | None
+) -> ModelSizes:
+    """Return the sizes of a network, computed once; see `sizes_of`."""
+    return sizes_of(shapes_of(model, classes, image_shape), image_shape, bucket_bytes)
+
+
+@lru_cache(maxsize=256)
+def multiply_adds_by_name(model: str, classes: int, image_shape: tuple[int, int, int]) -> float:
+    """Return the multiply-adds of a training step of one image, computed once; see `step_multiply_adds`."""
+    return step_multiply_adds(shapes_of(model, classes, image_shape), image_shape, 1)
 
 
 def sizes_for(

@@ -57,19 +57,19 @@ def devices_from(names: str, workers: int) -> tuple[torch.device, ...]:
     Raises:
         RequestError: there is no such device on this machine, or another number of them.
     """
-    told = [name.strip() for name in names.split(",")]
-    if len(told) not in (1, workers):
+    kinds = [name.strip() for name in names.split(",")]
+    if len(kinds) not in (1, workers):
         raise RequestError(
-            f"device {names}: {len(told)} devices are not one for each of {workers} workers: give {workers}, or one "
+            f"device {names}: {len(kinds)} devices are not one for each of {workers} workers: give {workers}, or one "
             "for all"
         )
-    found = tuple(device_from(name) for name in told)
+    found = tuple(device_from(name) for name in kinds)
     return found * workers if len(found) == 1 else found
 
 
-def name_of(thing: Any) -> str:
+def name_of(value: Any) -> str:
     """Return the name of a model or data set to display: the spec itself, or the class of an object."""
-    return str(thing) if isinstance(thing, str | Path | Config) else type(thing).__name__
+    return str(value) if isinstance(value, str | Path | Config) else type(value).__name__
 
 
 def _make_model(

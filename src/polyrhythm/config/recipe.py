@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from polyrhythm.claim import open_new
-from polyrhythm.config.run_config import RunConfig
+from polyrhythm.config.run_config import RunConfig, renamed
 from polyrhythm.errors import RequestError
 from polyrhythm.escaping import shell
 from polyrhythm.models.fine_tuning import pixels_of
@@ -52,7 +52,7 @@ def _keys(text: str, path: Path) -> dict[str, Any]:
     named = {key.replace("-", "_"): value for key, value in read.items()}
     if len(named) < len(read):
         raise RequestError(f"the recipe {path} gives a key twice, with - and with _: leave one of them out")
-    return named
+    return renamed(named)
 
 
 _SHARED = Path("share", "polyrhythm")
@@ -73,10 +73,10 @@ def check_format(folder: Path) -> None:
         RequestError: a later version has written the folder.
     """
     try:
-        told = read_json_in_run(folder / ENVIRONMENT_FILE)
+        environment = read_json_in_run(folder / ENVIRONMENT_FILE)
     except (RequestError, OSError):  # there is none to be read: not of a later one
         return
-    number, by = told.get("format", 1), str(told.get("polyrhythm", "a later version"))
+    number, by = environment.get("format", 1), str(environment.get("polyrhythm", "a later version"))
     if isinstance(number, int) and number > RUN_FORMAT:
         raise RequestError(
             f"{folder} has format {number}, and this version reads up to {RUN_FORMAT}: use the one that wrote it, "
@@ -91,7 +91,7 @@ def read_run(path: Path) -> dict[str, Any]:
         RequestError: see `read_recipe`, or the run folder has a later format.
     """
     check_format(path.parent)
-    return {"deal": "fixed"} | read_run_recipe(path)
+    return {"batches": "static"} | read_run_recipe(path)
 
 
 def read_run_folder(folder: Path) -> dict[str, Any]:
@@ -113,11 +113,11 @@ def as_command(words: Sequence[str], options: Mapping[str, object]) -> str:
         words: the verb, and what follows it.
         options: options by key; None and False are omitted.
     """
-    said = ["polyrhythm", *words]
+    command = ["polyrhythm", *words]
     for key, value in options.items():
         if value is not None and value is not False:
-            said += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return " ".join(map(shell, said))
+            command += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return " ".join(map(shell, command))
 
 
 _HOW_LONG = ("epochs", "updates")
@@ -132,7 +132,7 @@ def configure(*layers: Mapping[str, object]) -> RunConfig:
         RequestError: unknown key, or a value out of range.
     """
     merged: dict[str, Any] = {}
-    for layer in layers:
+    for layer in map(renamed, layers):
         if any(layer.get(key) is not None for key in _HOW_LONG):
             merged = {key: value for key, value in merged.items() if key not in _HOW_LONG}
         merged |= layer

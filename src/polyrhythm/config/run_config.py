@@ -6,11 +6,11 @@ typed keyword arguments `RunOptions`, because a type checker cannot derive a Typ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from polyrhythm.errors import RequestError, unknown
 
@@ -18,6 +18,22 @@ _DAY_S = 86_400
 _MOST_PIXELS = 16_384
 _MOST_WORKERS = 100_000
 """All workers of a simulation live in one process."""
+FORMER_KEYS = {"deal": "batches"}
+FORMER_ASSIGNMENTS = {"drawn": "dynamic", "fixed": "static"}
+FORMER_PIXELS = {"centred": "centered"}
+"""Options and values by their names of earlier versions, accepted until 0.2.0."""
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with former names replaced by today's.
+
+    Raises:
+        RequestError: an option is given by both names.
+    """
+    for former, key in FORMER_KEYS.items():
+        if values.get(former) is not None and values.get(key) is not None:
+            raise RequestError(f"{former} is the former name of {key}: leave it out")
+    return {FORMER_KEYS.get(key, key): value for key, value in values.items()}
 
 
 def _panel(title: str) -> Callable[..., Any]:
@@ -113,11 +129,30 @@ class RunConfig(BaseModel):
             " until measurements show that workers are uneven, then measured."
         ),
     )
-    deal: Literal["auto", "drawn", "fixed"] = _job(
+    batches: Literal["auto", "dynamic", "static"] = _job(
         default="auto",
         description=(
-            "Assignment of batches: drawn (dynamic: the next free worker gets the next batch), fixed (equal "
-            "shares), or auto: drawn in asynchronous training."
+            "Assignment of batches: dynamic (the next free worker gets the next batch), static (each worker has "
+            "its own share), or auto: dynamic in asynchronous training."
+        ),
+    )
+    label_skew: float | None = _job(
+        default=None,
+        gt=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description=(
+            "Different classes for each worker, by a Dirichlet distribution of this concentration: 0.1 leaves a few "
+            "classes to each, 100 nearly the same to all (default: all workers see all classes alike)."
+        ),
+    )
+    clients: int | None = _job(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description=(
+            "Number of clients with skewed labels; workers are a sample of them in each round (default: clients are "
+            "the workers)."
         ),
     )
     seed: int = _job(default=0, ge=0, lt=2**63, description="Random seed of everything that is random.")
@@ -127,6 +162,15 @@ class RunConfig(BaseModel):
         description=(
             "Optimizer, as adam(lr=0.001) (default: sgd, with a learning rate and momentum that fit the "
             "strategy)."
+        ),
+    )
+    clip_norm: float | None = _learning(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description=(
+            "Bound of the total norm of all gradients of an update, as torch.nn.utils.clip_grad_norm_ (default: "
+            "none)."
         ),
     )
     schedule: Any = _learning(
@@ -143,7 +187,7 @@ class RunConfig(BaseModel):
         default="plain",
         description=(
             "Batch normalization statistics: plain (per worker), ghost(size=32) (per slice of a batch), or "
-            "synchronised (over all workers)."
+            "synchronized (over all workers)."
         ),
     )
     loss: Any = _learning(
@@ -243,10 +287,10 @@ class RunConfig(BaseModel):
             "--image-size."
         ),
     )
-    pixels: Literal["imagenet", "centred"] | None = _pictures(
+    pixels: Literal["imagenet", "centered"] | None = _pictures(
         default=None,
         description=(
-            "Normalization of image files: imagenet, or centred, (x - 127) / 128 (default: as the weights "
+            "Normalization of image files: imagenet, or centered, (x - 127) / 128 (default: as the weights "
             "need it, else imagenet)."
         ),
     )
@@ -284,9 +328,32 @@ class RunConfig(BaseModel):
         default=False,
         description="Store images in channels-last memory format, which is faster for many convolutions.",
     )
+    activation_checkpointing: bool = _speed(
+        default=False,
+        description="Recompute the activations of each block in the backward pass: less memory, slower steps.",
+    )
+
+    evaluation: Literal["in_place", "async", "auto"] = _speed(
+        default="in_place",
+        description=(
+            "Tests during a run: in_place (steps wait), async (a process of its own tests a copy of the model while "
+            "steps continue), or auto: async where cores are free."
+        ),
+    )
 
     keep_checkpoints: int = _output(
         default=2, ge=0, description="Number of newest checkpoints to keep; 0: no checkpoints."
+    )
+    checkpoint_every: str = _output(
+        default="1epoch",
+        description="Interval between checkpoints: 100steps, 10min (s, h) or 1epoch.",
+    )
+    checkpoint_mirror: str | None = _output(
+        default=None,
+        description=(
+            "Location for copies of the newest checkpoints, as s3://bucket/run (any of fsspec), from which --resume "
+            "auto continues on another machine."
+        ),
     )
     keep_best: bool = _output(
         default=False, description="Keep the checkpoint with the highest test accuracy, too."
@@ -301,15 +368,15 @@ class RunConfig(BaseModel):
         default=3,
         ge=0,
         description=(
-            "Number of restarts: of failed workers and servers if the strategy continues without them, else "
-            "of the whole run from its last checkpoint."
+            "Number of restarts: of each failed worker or server within an hour if the strategy continues without "
+            "it, else of the whole run from its last checkpoint."
         ),
     )
     min_workers: int = _faults(
         default=1,
         ge=1,
         description=(
-            "Number of workers below which the run ends with a checkpoint, once --restarts are used up."
+            "Number of workers below which the run ends with a checkpoint, once the restarts of the others are used up."
         ),
     )
     on_loss: Literal["keep_batch", "rescale"] = _faults(
@@ -326,6 +393,21 @@ class RunConfig(BaseModel):
         description=(
             "Seconds without a message after which a rank is reported as unresponsive; after four times as "
             "long it counts as failed."
+        ),
+    )
+    digest_every: int = _faults(
+        default=100,
+        ge=0,
+        description=(
+            "Steps between two comparisons of the workers' parameters and optimizer states, where they must be equal "
+            "bit for bit; a worker that differs receives the state of the others. 0: none."
+        ),
+    )
+    on_not_finite: Literal["end", "skip"] = _faults(
+        default="end",
+        description=(
+            "Loss or gradient that is infinite or not a number: end (of the run) or skip (the worker takes no part in "
+            "the step; if it is so on all, no worker makes an update)."
         ),
     )
     gather_s: float = _faults(
@@ -370,6 +452,16 @@ class RunConfig(BaseModel):
         default=0, ge=0, le=65535, description="Loopback port at which local ranks meet; 0: any free one."
     )
 
+    @field_validator("batches", mode="before")
+    @classmethod
+    def _by_todays_name(cls, value: Any) -> Any:
+        return FORMER_ASSIGNMENTS.get(value, value) if isinstance(value, str) else value
+
+    @field_validator("pixels", mode="before")
+    @classmethod
+    def _in_todays_spelling(cls, value: Any) -> Any:
+        return FORMER_PIXELS.get(value, value) if isinstance(value, str) else value
+
     @property
     def worker_batch(self) -> int:
         """Images in a gradient of a worker: those of all its passes."""
@@ -387,7 +479,7 @@ class NetworkOptions(TypedDict, total=False):
     model: Any
 
 
-class PictureOptions(TypedDict, total=False):
+class ImageOptions(TypedDict, total=False):
     """Options of reading the test images of a trained network; see `RunOptions`."""
 
     image_size: int | None
@@ -395,7 +487,7 @@ class PictureOptions(TypedDict, total=False):
     skip_unreadable: bool
 
 
-class TrainedOptions(NetworkOptions, PictureOptions, total=False):
+class TrainedOptions(NetworkOptions, ImageOptions, total=False):
     """Options of opening a trained network and its test images."""
 
 
@@ -408,7 +500,7 @@ class ViewOptions(TypedDict, total=False):
     scales: Sequence[int]
 
 
-class EvaluateOptions(PictureOptions, ViewOptions, total=False):
+class EvaluateOptions(ImageOptions, ViewOptions, total=False):
     """Options of `evaluate` other than its own arguments."""
 
     best: bool
@@ -436,9 +528,12 @@ class RunOptions(TypedDict, total=False):
     accumulate: int
     drop_last: bool
     balance: Any
-    deal: Literal["auto", "drawn", "fixed"]
+    batches: Literal["auto", "dynamic", "static"]
+    label_skew: float | None
+    clients: int | None
     seed: int
     optimizer: Any
+    clip_norm: float | None
     schedule: Any
     batch_schedule: Any
     batch_norm: Any
@@ -460,7 +555,7 @@ class RunOptions(TypedDict, total=False):
     image_size: int | None
     scale: int | None
     size_schedule: str
-    pixels: Literal["imagenet", "centred"] | None
+    pixels: Literal["imagenet", "centered"] | None
     skip_unreadable: bool
     device: str
     precision: str
@@ -469,7 +564,11 @@ class RunOptions(TypedDict, total=False):
     decoded: str | None
     compile: bool
     channels_last: bool
+    activation_checkpointing: bool
+    evaluation: Literal["in_place", "async", "auto"]
     keep_checkpoints: int
+    checkpoint_every: str
+    checkpoint_mirror: str | None
     keep_best: bool
     timings: bool
     tensorboard: bool
@@ -477,6 +576,8 @@ class RunOptions(TypedDict, total=False):
     min_workers: int
     on_loss: Literal["keep_batch", "rescale"]
     silence_s: float
+    digest_every: int
+    on_not_finite: Literal["end", "skip"]
     gather_s: float
     notice_s: float | None
     listen: str | None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polyrhythm.config.model import device_from, model_maker, name_of
 from polyrhythm.config.recipe import CONFIG_FILE, check_format, configure, read_run_recipe
-from polyrhythm.config.run_config import PictureOptions, refuse_unknown
+from polyrhythm.config.run_config import FORMER_PIXELS, ImageOptions, refuse_unknown
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.dealing import BY_COUNT, Dealt
 from polyrhythm.data.open import open_data
@@ -82,7 +82,7 @@ _log = logging.getLogger(__name__)
 
 
 def recorded(path: Path) -> DataRecord | None:
-    """Return what a network was trained on, as its run folder, its file of weights or its checkpoint records it.
+    """Return the data that a network was trained on, from its run folder, file of weights or checkpoint.
 
     Returns:
         The record; of networks that were saved before there were any, the classes alone, or None.
@@ -96,11 +96,11 @@ def recorded(path: Path) -> DataRecord | None:
     file = weights_file(path)
     if not file.is_file():
         return None
-    told = read_metadata(file)
-    if METADATA_KEY in told:
-        return DataRecord.from_json(parse_json(told[METADATA_KEY], str(file)), str(file))
-    if "classes" in told:
-        return DataRecord(told.get("data", ""), tuple(told["classes"].split("\n")))
+    metadata = read_metadata(file)
+    if METADATA_KEY in metadata:
+        return DataRecord.from_json(parse_json(metadata[METADATA_KEY], str(file)), str(file))
+    if "classes" in metadata:
+        return DataRecord(metadata.get("data", ""), tuple(metadata["classes"].split("\n")))
     return None
 
 
@@ -192,7 +192,7 @@ def load_trained(
     model: Any = None,
     device: str = "auto",
     dataset: Dataset | None = None,
-    **options: Unpack[PictureOptions],
+    **options: Unpack[ImageOptions],
 ) -> Trained:
     """Open a trained network and its data.
 
@@ -208,7 +208,7 @@ def load_trained(
         RequestError: there are no such weights, they do not record what they were trained with, or an option is
             unknown.
     """
-    refuse_unknown(options, PictureOptions)
+    refuse_unknown(options, ImageOptions)
     configure(options)  # a size that cannot be, for example
     path, given = Path(weights), dataset
     known = facts_of(path)
@@ -226,7 +226,7 @@ def load_trained(
             image_size=size,
             scale=options.get("scale") or known.get("scale"),
             skip_unreadable=skips,
-            pixels=known.get("pixels"),
+            pixels=FORMER_PIXELS.get(known.get("pixels", ""), known.get("pixels")),
             dealt=dealt_before(record),
         )
         if record is not None:
@@ -311,7 +311,7 @@ def _checked(path: Path) -> dict[str, Any]:
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Return what a run folder or a file of weights records about its training.
+    """Return the record of training in a run folder or a file of weights.
 
     Raises:
         RequestError: the path does not exist, or the run has not ended.

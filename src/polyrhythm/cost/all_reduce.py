@@ -96,7 +96,7 @@ def direct_s(machine: Machine, ranks: int, payload: Payload) -> float:
     if ranks == 1:
         return 0.0
     ports = [machine.port_s(nbytes) for nbytes in payload.slice_bytes(ranks)]
-    # Of the ranks with a long slice, or else of all, the last ends last.
+    # The last of the ranks with a long slice, or else of all ranks, ends last.
     last_long = (payload.elements - 1) % ranks
     ends = [_direct_end_s(machine, ports, rank) for rank in {last_long, ranks - 1}]
     return max(ends) + (ranks - 1) * machine.reduce_s(payload.first_bytes(1, ranks))
@@ -250,5 +250,5 @@ def direct(slice_bytes: Sequence[int], rank: int) -> Sent:
 
 def segmented_chain(ranks: int, rank: int, payload: Payload, segments: int) -> Sent:
     """Every segment to one neighbor, and later to the other."""
-    neighbours = (rank > 0) + (rank < ranks - 1)
-    return Sent(segments, payload.nbytes) * neighbours
+    neighbors = (rank > 0) + (rank < ranks - 1)
+    return Sent(segments, payload.nbytes) * neighbors

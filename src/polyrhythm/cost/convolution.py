@@ -1,4 +1,4 @@
-"""Cost of a convolution by method: multiply-adds, and elements of extra memory.
+"""Cost of a convolution by method: multiply-adds, depth, and elements of extra memory.
 
 Ben-Nun, Hoefler, "Demystifying Parallel and Distributed Deep Learning", ACM CSUR 2019, table 6, with constants; Lavin,
 Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016; Mathieu et al., "Fast Training of Convolutional
@@ -8,6 +8,12 @@ Networks through FFTs", ICLR 2014.
     im2col            the same, with a buffer of N·H'·W'·Cin·Ky·Kx elements
     FFT of P pixels   P log2 P (Cin·Cout + N·Cin + N·Cout) + 2 P·N·Cin·Cout
     Winograd F(m, r)  Cin·Cout·α r (r+α) + T·Cin·2α³ + T·Cout·α m (α+m) + T·Cin·Cout·α²,  α = m + r - 1
+
+depth: steps that follow each other however many processors there are; a sum of n products takes 1 + log2 n, rounded up
+
+    direct, im2col    1 + log2(Cin·Ky·Kx)
+    FFT               2 (1 + log2 P) + 1 + log2 Cin           transform, sum over channels, inverse transform
+    Winograd          2 (1 + log2 α) twice, + 1 + log2 Cin    a transform is a product of matrices from both sides
 
 P = (H + 2 padding)·(W + 2 padding), T = N⌈H'/m⌉⌈W'/m⌉ tiles. A transform of P real pixels is counted as P log2 P
 multiply-adds (half of a complex one's), a product in frequency as four for each of the half spectrum. Winograd's
@@ -57,11 +63,13 @@ class Method:
     Attributes:
         name: `direct`, `im2col`, `fft`, or `winograd` with its tile.
         multiply_adds: multiply-add operations of all images.
+        depth: steps that follow each other however many processors there are.
         extra_elements: elements that it holds in addition to input, weights and output.
     """
 
     name: str
     multiply_adds: int
+    depth: int
     extra_elements: int
 
 
@@ -79,13 +87,14 @@ def direct(shape: Convolution) -> Method:
     """One sum of products for each output."""
     outputs = shape.images * shape.filters * prod(shape.output_size)
     terms = shape.channels // shape.groups * prod(shape.kernel)
-    return Method(name="direct", multiply_adds=outputs * terms, extra_elements=0)
+    return Method(name="direct", multiply_adds=outputs * terms, depth=_depth(terms), extra_elements=0)
 
 
 def im2col(shape: Convolution) -> Method:
     """One product of matrices, the input's patches copied out side by side."""
     buffer = shape.images * prod(shape.output_size) * shape.channels * prod(shape.kernel)
-    return Method(name="im2col", multiply_adds=direct(shape).multiply_adds, extra_elements=buffer)
+    plain = direct(shape)
+    return Method(name="im2col", multiply_adds=plain.multiply_adds, depth=plain.depth, extra_elements=buffer)
 
 
 def fft(shape: Convolution) -> Method:
@@ -98,6 +107,7 @@ def fft(shape: Convolution) -> Method:
     return Method(
         name="fft",
         multiply_adds=shape.groups * (transforms + products),
+        depth=2 * _depth(pixels) + _depth(each_in),
         extra_elements=shape.groups * pixels * (pairs + planes),
     )
 
@@ -118,4 +128,14 @@ def winograd(shape: Convolution, outputs: int) -> Method:
     work += tiles * each_out * side * m * (side + m) + tiles * pairs * side**2
     held = side**2 * (tiles * each_in + pairs + tiles * each_out)
     name = f"winograd F({m},{r})"
-    return Method(name=name, multiply_adds=shape.groups * work, extra_elements=shape.groups * held)
+    return Method(
+        name=name,
+        multiply_adds=shape.groups * work,
+        depth=4 * _depth(side) + _depth(each_in),
+        extra_elements=shape.groups * held,
+    )
+
+
+def _depth(terms: int) -> int:
+    """Return the depth of a sum of products."""
+    return 1 + ceil(log2(terms))

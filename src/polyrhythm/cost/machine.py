@@ -24,7 +24,7 @@ class Machine:
         latency_s: latency in seconds from the departure of a message to its arrival.
         overhead_s: overhead in seconds for the sender of every message, whatever its size.
         seconds_per_byte: one over the bandwidth.
-        reduce_seconds_per_byte: reduce seconds per byte for adding one vector to another, per byte of one of them.
+        reduce_seconds_per_byte: seconds to add one vector to another, per byte of one of them.
         header_bytes: bytes of every message.
         shared_receiver: whether messages that arrive at a rank at the same time share its port, as at a NIC;
             otherwise it receives any number at once, as in the simulator's `ConstantNetwork`.

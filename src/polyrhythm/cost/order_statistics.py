@@ -130,23 +130,23 @@ class _Scores:
         return found
 
 
-def _at_least(least: int, count: int, in_favour: int, against: int) -> float:
-    """Return the probability of at least `least` successes out of `count` at odds of `in_favour : against`.
+def _at_least(least: int, count: int, in_favor: int, against: int) -> float:
+    """Return the probability of at least `least` successes out of `count` at odds of `in_favor : against`.
 
     Binomial terms are divided by the largest of them and by their sum, so that none overflows a double.
     """
     if not against:
         return 1.0
-    mode = min(count, (count + 1) * in_favour // (in_favour + against))
+    mode = min(count, (count + 1) * in_favor // (in_favor + against))
     found, sums = 1.0, [0.0, 0.0]
     for successes in range(mode, count + 1):
         sums[successes >= least] += found
-        found *= (count - successes) * in_favour / ((successes + 1) * against)
+        found *= (count - successes) * in_favor / ((successes + 1) * against)
         if found < exp(-_NEGLIGIBLE):
             break
     found = 1.0
     for successes in range(mode, 0, -1):
-        found *= successes * against / ((count - successes + 1) * in_favour)
+        found *= successes * against / ((count - successes + 1) * in_favor)
         sums[successes - 1 >= least] += found
         if found < exp(-_NEGLIGIBLE):
             break

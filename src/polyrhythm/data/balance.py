@@ -235,11 +235,11 @@ class Controller:
             self.batch = batch
 
     def observe(self, seconds: Sequence[float], images: Sequence[float]) -> bool:
-        """Take what the workers' steps took, and decide on the parts.
+        """Record the times of the workers' steps, and decide on the shares.
 
         Args:
             seconds: seconds of computing, a step of each worker.
-            images: images that it had.
+            images: number of its images.
 
         Returns:
             Whether parts have changed.
@@ -334,7 +334,7 @@ class Controller:
                 worker: bound for worker, bound in outside.items() if (exact[worker] > bound) == (over >= 0)
             }
             fixed |= kept or outside
-            if len(fixed) == len(self.sizes):  # limits leave no choice: what they lack or exceed is spread
+            if len(fixed) == len(self.sizes):  # limits leave no choice: the difference is spread
                 exact = {worker: float(fixed[worker]) for worker in fixed}
                 break
         return split(self.batch, [max(exact[worker], 1e-9) for worker in range(len(self.sizes))])

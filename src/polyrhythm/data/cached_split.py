@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from polyrhythm.data.dataset import Part, Split, read_those_left
+from polyrhythm.data.dataset import Part, Split, read_readable
 from polyrhythm.data.resized import WindowSplit, whole_pictures
 from polyrhythm.errors import RequestError, printable
 
@@ -54,7 +54,7 @@ class Decoding(Protocol):
     def decoded(self, indices: Tensor) -> Tensor:
         """Return the decoded images of `indices`, (B,) int64: (B, …), all of one shape and dtype."""
 
-    def normalised(self, decoded: Tensor) -> Tensor:
+    def normalized(self, decoded: Tensor) -> Tensor:
         """Return (B, C, H, W) float32 in new memory, on the device of `decoded`."""
 
 
@@ -167,7 +167,7 @@ class CachedSplit:
 
     def images(self, indices: Tensor) -> Tensor:
         """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalized, on the cache's device."""
-        return self.source.normalised(self._decoded(indices))
+        return self.source.normalized(self._decoded(indices))
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
         """Return the whole images of `indices`, which are not cached; see `whole_pictures`."""
@@ -217,7 +217,7 @@ class CachedSplit:
     def _example(self) -> Tensor:
         """Return the first image that can be read, (1, …)."""
         for first in torch.arange(len(self.source)).split(1):
-            readable, decoded = read_those_left(self.source.decoded, first)
+            readable, decoded = read_readable(self.source.decoded, first)
             if len(readable):
                 return decoded
         return self.source.decoded(torch.zeros(1, dtype=torch.int64))
@@ -263,15 +263,6 @@ def use_of(split: Split) -> CacheUse | None:
     return split.use() if isinstance(split, CachedSplit) else None
 
 
-@runtime_checkable
-class LeavesOut(Protocol):
-    """A split that skips unreadable files."""
-
-    def newly_left_out(self) -> tuple[str, ...]:
-        """Return the files that were left out since the last call."""
-        ...
-
-
 def _inner(split: Any) -> Any:
     """Return the split below a view or cache; None: the split is neither."""
     if isinstance(split, WindowSplit):
@@ -287,8 +278,8 @@ def left_out_of(*splits: Split) -> list[str]:
     for split in splits:
         inner: Any = split
         while inner is not None:
-            if isinstance(inner, LeavesOut):
-                names += inner.newly_left_out()
+            taken = getattr(inner, "newly_left_out", None)  # of a split that skips unreadable files
+            names += taken() if taken else ()
             inner = _inner(inner)
     return list(map(printable, names))
 
@@ -302,9 +293,9 @@ class _DecodingPart(Part):
         """Return the decoded images of `indices`."""
         return self.of_whole(self.whole_split.decoded, indices)
 
-    def normalised(self, decoded: Tensor) -> Tensor:
+    def normalized(self, decoded: Tensor) -> Tensor:
         """Return (B, C, H, W) float32 in new memory, on the device of `decoded`."""
-        found: Tensor = self.whole_split.normalised(decoded)
+        found: Tensor = self.whole_split.normalized(decoded)
         return found
 
 

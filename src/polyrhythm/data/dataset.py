@@ -55,7 +55,7 @@ class UnreadableFiles(RequestError):
         self.numbers = frozenset(numbers)
 
 
-def read_those_left(read: Callable[[Tensor], Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
+def read_readable(read: Callable[[Tensor], Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
     """Return the readable ones of `indices`, (B,) int64, and the result of `read` for them.
 
     Raises:
@@ -76,7 +76,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class ExcludedFiles:
     """Files or folders that are no part of the data.
 
     Attributes:
@@ -129,7 +129,7 @@ class Dataset:
     shown: float = CENTRAL_SHARE
     names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     held_out: bool = False
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[ExcludedFiles, ...] = ()
 
     def __post_init__(self) -> None:
         # Names go to terminals, tables and lists of lines: a folder's may hold escape sequences or line ends.
@@ -157,7 +157,7 @@ class Dataset:
     @property
     def remark(self) -> str:
         """A line about everything that was left out; empty if there is nothing."""
-        unreadable = [LeftOut("file", "left out", self.skipped)] if self.skipped else []
+        unreadable = [ExcludedFiles("file", "left out", self.skipped)] if self.skipped else []
         return "; ".join(map(str, [*unreadable, *self.left_out]))
 
 
@@ -195,13 +195,13 @@ class TensorSplit:
     def images(self, indices: Tensor) -> Tensor:
         """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32 in new memory."""
         chosen = self._images.index_select(0, indices)
-        return chosen if self.is_finished else self.normalised(chosen)
+        return chosen if self.is_finished else self.normalized(chosen)
 
     def decoded(self, indices: Tensor) -> Tensor:
         """Return the images of `indices`, (B,) int64, as they are stored: (B, C, H, W)."""
         return self._images.index_select(0, indices)
 
-    def normalised(self, decoded: Tensor) -> Tensor:
+    def normalized(self, decoded: Tensor) -> Tensor:
         """Return (B, C, H, W) float32 in new memory, on the device of `decoded`."""
         return torch.add(self._shift, decoded, alpha=self._scale)  # one pass instead of three
 
@@ -222,7 +222,7 @@ class Part:
         return self.of_whole(self.whole_split.images, indices)
 
     def of_whole(self, read: Callable[[Tensor], Tensor], indices: Tensor) -> Tensor:
-        """Return what a method of the other split returns of these images."""
+        """Return the result of a method of the other split for these images."""
         try:
             return read(self.indices[indices])
         except UnreadableFiles as error:

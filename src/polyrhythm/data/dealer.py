@@ -271,7 +271,7 @@ class Dealer:
         """Enter a grant that another owner of this deal has made; or what it took back, if that has no batches."""
         held = self._units[unit]
         if not grant.batches:
-            self._note_taken_back(held, grant)
+            self._note_returned(held, grant)
             return
         if grant.step != held.end:
             held.grants.clear()
@@ -280,7 +280,7 @@ class Dealer:
         self._take(grant)
         held.grants.append(grant)
 
-    def give_back(self, unit: int, step: int) -> list[Grant]:
+    def return_batches(self, unit: int, step: int) -> list[Grant]:
         """Take back the uncompleted batches of a failed unit; other units draw them.
 
         Args:
@@ -301,8 +301,8 @@ class Dealer:
             found.append(self._free_again(last, kept))
         return found
 
-    def give_back_former(self, unit: int, step: int) -> list[Grant]:
-        """Take back what a unit's predecessor had not done, if the unit counts its steps otherwise; see `give_back`."""
+    def return_former(self, unit: int, step: int) -> list[Grant]:
+        """Return what a former unit had not done, if the unit counts its steps otherwise; see `return_batches`."""
         held = self._units[unit]
         former, held.former = held.former, []
         return [
@@ -330,7 +330,7 @@ class Dealer:
             return held.grants[-1].epoch, held.grants[-1].stop
         return next((epoch for epoch, ranges in enumerate(self._free) if ranges), self.deck.epochs), 0
 
-    def come_to(self, unit: int, step: int) -> int:
+    def advance_to(self, unit: int, step: int) -> int:
         """Return the latest epoch in which a unit had batches up to a step; the step's own epoch may be earlier."""
         return max((grant.epoch for grant in self._units[unit].grants if grant.step <= step), default=0)
 
@@ -366,19 +366,19 @@ class Dealer:
         }
 
     @classmethod
-    def from_json(cls, deck: Deck, sizes: Sequence[int], told: Mapping[str, Any]) -> Dealer:
+    def from_json(cls, deck: Deck, sizes: Sequence[int], state: Mapping[str, Any]) -> Dealer:
         """Return the deal that `to_json` has written, of the same units; the deck may have other epochs behind it."""
         dealer = cls(deck, sizes)
-        dealer.load(told)
+        dealer.load(state)
         return dealer
 
-    def load(self, told: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Take over what `to_json` has written, of epochs that this deck has.
 
         Raises:
             ValueError: it cannot be a state of such a deal.
         """
-        for epoch, ranges in enumerate(told["free"][: self.deck.epochs]):
+        for epoch, ranges in enumerate(state["free"][: self.deck.epochs]):
             places = [
                 0,
                 *(place for start, stop in ranges for place in (start, stop)),
@@ -387,7 +387,7 @@ class Dealer:
             if places != sorted(places):
                 raise ValueError(f"epoch {epoch} has no images {ranges!r:.60}")
             self._free[epoch] = [(start, stop) for start, stop in ranges]
-        for unit, entry in zip(self._units, told["units"], strict=True):
+        for unit, entry in zip(self._units, state["units"], strict=True):
             grants = [Grant(*values) for values in entry["grants"]]
             unit.grants = [grant for grant in grants if grant.epoch < self.deck.epochs]
             unit.first = unit.grants[0].step if unit.grants else entry["end"]
@@ -404,23 +404,23 @@ class Dealer:
         self._free[grant.epoch] = merged([*self._free[grant.epoch], (kept.stop, grant.stop)])
         return Grant(kept.end if at is None else at, grant.epoch, kept.stop, grant.stop, 0)
 
-    def _note_taken_back(self, held: Unit, told: Grant) -> None:
+    def _note_returned(self, held: Unit, grant: Grant) -> None:
         """Enter places that are free again, found by position, since step counts may have restarted."""
-        if told.start < told.stop:
-            self._free[told.epoch] = merged([*self._free[told.epoch], (told.start, told.stop)])
+        if grant.start < grant.stop:
+            self._free[grant.epoch] = merged([*self._free[grant.epoch], (grant.start, grant.stop)])
         last = held.grants[-1] if held.grants else None
         if (
             last is not None
-            and (last.epoch, last.stop) == (told.epoch, told.stop)
-            and last.start <= told.start
+            and (last.epoch, last.stop) == (grant.epoch, grant.stop)
+            and last.start <= grant.start
         ):
             held.gone = True
             held.grants.pop()
-            if last.start < told.start:
-                held.grants.append(last.before(told.step))
-        elif told.step != held.end:  # it counts again, and has got nothing yet
+            if last.start < grant.start:
+                held.grants.append(last.before(grant.step))
+        elif grant.step != held.end:  # it counts again, and has got nothing yet
             held.grants.clear()
-            held.first = told.step
+            held.first = grant.step
 
     def _take(self, grant: Grant) -> None:
         taken: list[Range] = []

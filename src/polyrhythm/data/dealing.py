@@ -98,7 +98,7 @@ def dealt(order: Tensor, step: int, worker: int, workers: int, together: int) ->
 
     A step thus keeps its images when a worker fails, and no image is dropped. See `batch_indices`.
     """
-    places = places_of(len(order), step, together)
+    places = places_of(order.shape[0], step, together)
     return order[places.start + (worker - places.start) % workers : places.stop : workers]
 
 
@@ -148,17 +148,19 @@ class Begun:
         """Return a JSON-able dict; empty if no epoch was begun with other workers."""
         if not self.epochs and not self.left_out:
             return {}
-        told = {str(epoch): [list(steps) for steps in stretches] for epoch, stretches in self.epochs.items()}
-        return {"epochs": told, "left_out": self.left_out}
+        stretches_of = {
+            str(epoch): [list(steps) for steps in stretches] for epoch, stretches in self.epochs.items()
+        }
+        return {"epochs": stretches_of, "left_out": self.left_out}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Begun:
+    def from_json(cls, values: Mapping[str, Any]) -> Begun:
         """Inverse of `to_json`."""
         epochs = {
             int(epoch): tuple(tuple(map(int, steps)) for steps in stretches)
-            for epoch, stretches in told.get("epochs", {}).items()
+            for epoch, stretches in values.get("epochs", {}).items()
         }
-        return cls(epochs, int(told.get("left_out", 0)))
+        return cls(epochs, int(values.get("left_out", 0)))
 
 
 def left_of(order: Tensor, stretches: Sequence[Stretch], batch_size: int) -> Tensor:

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyrhythm.data.dataset import read_those_left
+from polyrhythm.data.dataset import read_readable
 from polyrhythm.data.image_files import ImageFileSplit
 from polyrhythm.errors import RequestError
 
@@ -60,7 +60,7 @@ class DecodedFiles:
 
     def images(self, indices: Tensor) -> Tensor:
         """Return the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalized."""
-        return self.normalised(self.decoded(indices))
+        return self.normalized(self.decoded(indices))
 
     def decoded(self, indices: Tensor) -> Tensor:
         """Return the bytes (B, size, size, 3) uint8; damaged ones are decoded from their files again."""
@@ -71,9 +71,9 @@ class DecodedFiles:
             found[damaged] = self.source.decoded(indices[damaged]).numpy()
         return torch.from_numpy(found)
 
-    def normalised(self, decoded: Tensor) -> Tensor:
+    def normalized(self, decoded: Tensor) -> Tensor:
         """Return (B, 3, size, size) float32 in new memory."""
-        return self.source.normalised(decoded)
+        return self.source.normalized(decoded)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
         """Return the whole images of `indices`, decoded from their files."""
@@ -86,12 +86,12 @@ class DecodedFiles:
         """Read an image into `row`; return whether it is undamaged, which each process checks once."""
         number, place = divmod(index, _images_a_file(self.source.image_size))
         try:
-            got = os.preadv(self._descriptor(number), [row.data], place * row.nbytes)
+            count = os.preadv(self._descriptor(number), [row.data], place * row.nbytes)
         except OSError:
             return False
-        if got == row.nbytes and not self._sound[index]:
+        if count == row.nbytes and not self._sound[index]:
             self._sound[index] = zlib.crc32(row.data) == int(self._checksums[index])
-        return got == row.nbytes and bool(self._sound[index])
+        return count == row.nbytes and bool(self._sound[index])
 
     def _descriptor(self, number: int) -> int:
         if number not in self._open:
@@ -161,7 +161,7 @@ def _write(part: Path, split: ImageFileSplit) -> None:
 def _pixels(split: ImageFileSplit, piece: Sequence[int]) -> tuple[NDArray[np.uint8], list[bool]]:
     """Return images (B, size, size, 3), and whether each could be read."""
     indices = torch.tensor(piece)
-    readable, decoded = read_those_left(split.decoded, indices)
+    readable, decoded = read_readable(split.decoded, indices)
     if len(readable) == len(indices):
         return decoded.numpy(), [True] * len(indices)
     there = torch.isin(indices, readable)

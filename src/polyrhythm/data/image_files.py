@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 from torch import Tensor
 
-from polyrhythm.data.dataset import Dataset, LeftOut, Split, UnreadableFiles, normal
+from polyrhythm.data.dataset import Dataset, ExcludedFiles, Split, UnreadableFiles, normal
 from polyrhythm.data.dealing import Dealt
 from polyrhythm.data.images import (
     CENTRAL_SHARE,
@@ -48,13 +48,13 @@ DEFAULT_EPOCHS = 20
 _log = logging.getLogger(__name__)
 
 
-class PictureSource(Config):
+class ImageSource(Config):
     """Common base of all sources of encoded images.
 
     Attributes:
         image_size: side of the square that every image becomes, in pixels.
         skip_unreadable: leave out images that cannot be read, instead of refusing the data.
-        pixels: normalization, `imagenet` or `centred`: (x - 127) / 128.
+        pixels: normalization, `imagenet` or `centered`: (x - 127) / 128.
         shown: side of this square, in the center, as a share of an image's shorter side.
     """
 
@@ -92,7 +92,7 @@ class PictureSource(Config):
         *,
         names: tuple[Sequence[str], Sequence[str]] | None = None,
         held_out: bool = False,
-        left_out: tuple[LeftOut, ...] = (),
+        left_out: tuple[ExcludedFiles, ...] = (),
     ) -> Dataset:
         """Return two splits of such images as a data set; for the other arguments see `Dataset`."""
         black, white = (NORMALIZATIONS[self.pixels].of_tone(tone) for tone in (0, 255))
@@ -165,7 +165,7 @@ class ImageFileSplit:
 
     def images(self, indices: Tensor) -> Tensor:
         """Return (B, 3, size, size) float32, normalized."""
-        return self.normalised(self.decoded(indices))
+        return self.normalized(self.decoded(indices))
 
     def decoded(self, indices: Tensor) -> Tensor:
         """Return (B, size, size, 3) uint8."""
@@ -175,7 +175,7 @@ class ImageFileSplit:
             np.stack(self._read(indices, partial(read_pixels, image_size=self.image_size, share=self.shown)))
         )
 
-    def normalised(self, decoded: Tensor) -> Tensor:
+    def normalized(self, decoded: Tensor) -> Tensor:
         """Return (B, 3, size, size) float32 in new memory."""
         return self._normalization(decoded)
 

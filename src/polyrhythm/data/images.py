@@ -4,7 +4,7 @@ Images are decoded, turned upright, converted to RGB, scaled and cropped to a sq
 normalized in one of two ways:
 
     imagenet    (x - mean) / std of ImageNet, by channel      torchvision's and most of timm's networks
-    centred     (x - 127) / 128                               Google's TFLite models, EfficientNet-Lite among them
+    centered     (x - 127) / 128                               Google's TFLite models, EfficientNet-Lite among them
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read_pixels(
     """
     upright = _upright(path, round(image_size / share))
     size = (image_size, image_size)
-    return np.asarray(upright.resize(size, Image.Resampling.BILINEAR, box=_centre(*upright.size, share)))
+    return np.asarray(upright.resize(size, Image.Resampling.BILINEAR, box=_center(*upright.size, share)))
 
 
 def read_whole(path: str | Path | IO[bytes], shorter_side: int) -> NDArray[np.uint8]:
@@ -99,7 +99,7 @@ def _upright(path: str | Path | IO[bytes], shorter_side: int) -> Image.Image:
         raise UnreadableImage(_reason(error)) from error
 
 
-def _centre(width: int, height: int, share: float) -> tuple[float, float, float, float]:
+def _center(width: int, height: int, share: float) -> tuple[float, float, float, float]:
     side = min(width, height) * share
     left, top = (width - side) / 2, (height - side) / 2
     return left, top, left + side, top + side
@@ -155,7 +155,7 @@ def _reason(error: Exception) -> str:
     return (text.splitlines() or [type(error).__name__])[0]
 
 
-Pixels = Literal["imagenet", "centred"]
+Pixels = Literal["imagenet", "centered"]
 
 
 @dataclass(frozen=True)
@@ -185,5 +185,5 @@ NORMALIZATIONS: dict[str, Normalization] = {
     "imagenet": Normalization(
         (0.485 * 255, 0.456 * 255, 0.406 * 255), (0.229 * 255, 0.224 * 255, 0.225 * 255)
     ),
-    "centred": Normalization((127.0, 127.0, 127.0), (128.0, 128.0, 128.0)),
+    "centered": Normalization((127.0, 127.0, 127.0), (128.0, 128.0, 128.0)),
 }

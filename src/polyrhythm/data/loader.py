@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.data.balance import split
-from polyrhythm.data.dataset import TensorSplit, read_those_left
+from polyrhythm.data.dataset import TensorSplit, read_readable
 from polyrhythm.data.dealer import DrawnBatch
 from polyrhythm.data.dealing import (
     StandIn,
@@ -25,6 +26,7 @@ from polyrhythm.data.dealing import (
     places_of,
     steps_per_epoch,
 )
+from polyrhythm.data.label_skew import LabelSkew
 from polyrhythm.data.resized import Uncut, scaled
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.data.shards import Streamed
@@ -118,9 +120,11 @@ class Share:
         return torch.cat([parts[self.worker], theirs[self.stand_in.place :: self.stand_in.present]])
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Batch:
     """One worker's batch of one step: images (B, C, H, W) float32, where B may be 0 if there are few images.
+
+    It is never changed. The class is not frozen because one is constructed per step.
 
     Attributes:
         labels: (B,) int64, or (B, classes) float32 of mixed images.
@@ -136,10 +140,10 @@ class Batch:
     @property
     def size(self) -> int:
         """B."""
-        return len(self.labels)
+        return self.labels.shape[0]  # `len` of a tensor takes several times as long
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class PartOfBatch(Batch):
     """A batch that several workers compute together; each of them counts its part of the images.
 
@@ -162,6 +166,27 @@ class PartOfBatch(Batch):
         return max(0, -(-(len(self.labels) - self.place) // self.workers))
 
 
+class BatchWaits:
+    """Time for which batches were waited for since the last call of `taken`."""
+
+    def __init__(self) -> None:
+        self._seconds = self._busy_s = 0.0
+
+    def taken(self) -> tuple[float, float]:
+        """Return the seconds of waiting, and the processor time of this process in them; reset both."""
+        waited = self._seconds, self._busy_s
+        self._seconds = self._busy_s = 0.0
+        return waited
+
+    def of(self, batch: Callable[[], Batch]) -> Batch:
+        """Return a batch, and count the time until it is ready."""
+        began_s, used_s = time.perf_counter(), time.process_time()
+        found = batch()
+        self._seconds += time.perf_counter() - began_s
+        self._busy_s += time.process_time() - used_s
+        return found
+
+
 class Loader:
     """Source of a worker's batches, each a pure function of split, share, transform, epoch and step.
 
@@ -170,10 +195,12 @@ class Loader:
         share: the worker's share of the images.
         transform: applied to every batch of images; a sample's key depends on seed, epoch and image alone.
         ahead: number of batches that a background thread prepares; 0: no thread.
-        mixer: mixes images, after they were transformed, with others of the split, which are transformed as well.
+        mixer: function that mixes transformed images with other transformed images of the split; None: no mixing.
+        skew: assignment of images to workers by their classes; None: all workers have images of all classes alike.
 
     Attributes:
         side: pixels a side after the final scaling; None: not scaled.
+        waits: time for which batches were waited for; those that are gathered in memory alone are not counted.
         labels_only: whether images are unused, so that none need be read: batches then have (B, 0) on the
             meta device instead. Images are read nevertheless where labels depend on them: mixtures and
             streams.
@@ -186,17 +213,22 @@ class Loader:
         transform: Transform | None = None,
         ahead: int = 0,
         mixer: Mixer | None = None,
+        skew: LabelSkew | None = None,
     ) -> None:
         self.split = split
         self.share = share
         self.transform = transform
         self.ahead = ahead
         self.mixer = mixer
+        self.skew = skew
         # Asked once: to look whether something is of a protocol takes longer than to cut a small batch.
         self._streamed = split if isinstance(split, Streamed) else None
         self._read = split.uncut if isinstance(split, Uncut) and transform is not None else split.images
-        self._kept = split if isinstance(split, TensorSplit) and not split.is_finished else None
+        kept = split if isinstance(split, TensorSplit) else None
+        self._kept = None if kept is None or kept.is_finished else kept
+        self._only_gathers = kept is not None and transform is None and mixer is None
         self.side: int | None = None
+        self.waits = BatchWaits()
         self.labels_only = False
 
     @property
@@ -213,10 +245,10 @@ class Loader:
 
         make = partial(self._batch, order, epoch)
         if self.ahead:
-            return _prepared_ahead(make, steps, self.ahead)
-        if self._kept is not None and self.transform is None and self.mixer is None and not self.share.parts:
+            return _prepared_ahead(make, steps, self.ahead, self.waits)
+        if self._kept is not None and self._only_gathers and not self.share.parts:
             return self._in_blocks(self._kept, order, epoch, steps)
-        return (make(step) for step in steps)
+        return (self._timed(partial(make, step)) for step in steps)
 
     def drawn(
         self, epoch: int, step: int, batches: Iterator[DrawnBatch], ready: Callable[[], bool]
@@ -245,16 +277,22 @@ class Loader:
             return self._made(epoch, step, places(drawn), drawn.reached)
 
         if not self.ahead:
-            return (make(number, drawn) for number, drawn in enumerate(batches, step))
-        return _drawn_ahead(make, enumerate(batches, step), ready, self.ahead)
+            return (self._timed(partial(make, number, drawn)) for number, drawn in enumerate(batches, step))
+        return _drawn_ahead(make, enumerate(batches, step), ready, self.ahead, self.waits)
+
+    def _timed(self, make: Callable[[], Batch]) -> Batch:
+        return make() if self._only_gathers else self.waits.of(make)
 
     def _order(self, epoch: int) -> Tensor:
         share = self.share
-        if self._streamed is None:
-            order = epoch_order(len(self.split), epoch, share.seed)
-        else:  # it depends on how many began the epoch, be some of them lost now
-            began = len(share.begun[0]) if share.begun else share.together // share.batch_size
+        # Some orders depend on how many began the epoch, be some of them lost now.
+        began = len(share.begun[0]) if share.begun else share.together // share.batch_size
+        if self._streamed is not None:
             order = self._streamed.order(epoch, share.seed, began)
+        elif self.skew is not None:
+            order = self.skew.order(self.split.labels, epoch, began)
+        else:
+            order = epoch_order(len(self.split), epoch, share.seed)
         return left_of(order[: share.images or len(order)], share.begun, share.batch_size)
 
     def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
@@ -267,7 +305,7 @@ class Loader:
         if self._streamed is not None:
             indices, images = self._streamed.read(indices)
         else:
-            indices, images = read_those_left(self._read, indices)
+            indices, images = read_readable(self._read, indices)
         if self.transform is not None:
             images = self._transformed(self.transform, images, epoch, indices)
         labels = self.split.labels.index_select(0, indices)
@@ -284,7 +322,7 @@ class Loader:
 
     def _others(self, indices: Tensor, partners: Tensor) -> tuple[Tensor, Tensor]:
         """Return the images of partners (B,), and their numbers; an image stands for a partner that cannot be read."""
-        readable, images = read_those_left(self._read, partners)
+        readable, images = read_readable(self._read, partners)
         if len(readable) == len(partners):
             return images, partners
         partners = torch.where(torch.isin(partners, readable), partners, indices)
@@ -307,13 +345,15 @@ class Loader:
             indices, sizes = torch.cat(parts), [len(part) for part in parts]
             kept, labels = split.decoded(indices), split.labels.index_select(0, indices)
             for step, few, classes in zip(block, kept.split(sizes), labels.split(sizes), strict=True):
-                images = split.normalised(few)
+                images = split.normalized(few)
                 if self.side is not None:
                     images = scaled(images, self.side)
                 yield Batch(epoch, step, images, classes)
 
 
-def _prepared_ahead(make: Callable[[int], Batch], steps: range, ahead: int) -> Generator[Batch, None, None]:
+def _prepared_ahead(
+    make: Callable[[int], Batch], steps: range, ahead: int, waits: BatchWaits
+) -> Generator[Batch, None, None]:
     # One thread makes the batches in order; while the caller holds k, k+1 … k+ahead are made or waiting.
     with ThreadPoolExecutor(1, thread_name_prefix="polyrhythm-loader") as thread:
         # A single thread, so that batches are made in order; a split decodes files with threads of its own.
@@ -324,7 +364,7 @@ def _prepared_ahead(make: Callable[[int], Batch], steps: range, ahead: int) -> G
                 first = waiting.popleft()
                 if (step := next(following, None)) is not None:
                     waiting.append(thread.submit(make, step))
-                yield first.result()
+                yield waits.of(first.result)
         finally:
             for future in waiting:
                 future.cancel()
@@ -335,6 +375,7 @@ def _drawn_ahead(
     batches: Iterator[tuple[int, DrawnBatch]],
     ready: Callable[[], bool],
     ahead: int,
+    waits: BatchWaits,
 ) -> Generator[Batch, None, None]:
     # As above, with as many made ahead as have been drawn; the caller waits for a draw only when it has no batch left.
     with ThreadPoolExecutor(1, thread_name_prefix="polyrhythm-loader") as thread:
@@ -347,7 +388,7 @@ def _drawn_ahead(
                     waiting.append(thread.submit(make, *drawn))
                 if not waiting:
                     return
-                yield waiting.popleft().result()
+                yield waits.of(waiting.popleft().result)
         finally:
             for future in waiting:
                 future.cancel()

@@ -8,8 +8,9 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from polyrhythm.data.dataset import Dataset, from_objects
 from polyrhythm.data.dealing import Dealt
-from polyrhythm.data.image_files import PictureSource
+from polyrhythm.data.image_files import ImageSource
 from polyrhythm.data.images import CENTRAL_SHARE
+from polyrhythm.data.remote import is_location, local_copy
 from polyrhythm.data.resized import resized, windowed
 from polyrhythm.data.sources.hugging_face import FILES, HUB, HuggingFace, holds_pictures, is_saved
 from polyrhythm.data.sources.image_folder import ImageFolder
@@ -19,7 +20,10 @@ from polyrhythm.errors import RequestError, unknown
 from polyrhythm.specs import Config, Spec, choices, parse, validated
 
 SOURCES = "polyrhythm.data.sources"
-_OF_YOUR_OWN = "or a folder of images, a table ending in .csv, .tsv or .parquet, or tar files ending in .tar, or hf://OWNER/NAME"
+_OF_YOUR_OWN = (
+    "or a folder of images, a table ending in .csv, .tsv or .parquet, or tar files ending in .tar, or hf://OWNER/NAME, "
+    "or a location of fsspec such as s3://bucket/photos"
+)
 
 
 @runtime_checkable
@@ -45,7 +49,8 @@ def open_data(
         source: a name (`fashion-mnist`, `digits`); a name and its folder (`fashion-mnist=FOLDER`); a spec;
             the path of a folder of images, as a text with a `/` or the name of an existing folder; the path of a
             manifest (.csv, .tsv, .parquet) or of tar shards (`train-*.tar`); a data set of the hub (`hf://OWNER/NAME`),
-            or what the library `datasets` keeps in files (.parquet, .arrow); a `Source`; or objects, see
+            or what the library `datasets` keeps in files (.parquet, .arrow); a location of fsspec
+            (`s3://bucket/photos`, `hdfs://…`), copied to the cache; a `Source`; or objects, see
             `dataset.from_objects`. A known name takes precedence over a folder of that name: write `./digits`.
         image_size: pixels a side of the images; None: as stored (folders of images: 224).
         scale: pixels a side to which the whole center square of an image is scaled, for windows of `image_size`
@@ -66,7 +71,7 @@ def open_data(
         given = {key: value for key, value in wanted.items() if value is not None}
         name = found.name.replace("_", "-")
         filled = validated(f"data {name}", type(found), {**found.model_dump(), **given})
-        if isinstance(filled, PictureSource):
+        if isinstance(filled, ImageSource):
             filled = filled.dealt_as(dealt)
         return cast("Source", filled).load()
     dataset = found.load() if isinstance(found, Source) else from_objects(found)
@@ -91,6 +96,8 @@ def _source(given: str | Path) -> Source:
     name = _name(text)
     if isinstance(given, str) and name in known:
         return _built(known[name], text, name)
+    if isinstance(given, str) and is_location(text):
+        text = local_copy(text)
     if text.startswith(HUB) or _is_table_of_pictures(text):
         return HuggingFace(path=text)
     if text.lower().endswith(SUFFIXES):

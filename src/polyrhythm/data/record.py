@@ -88,27 +88,27 @@ class DataRecord:
         }
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any], where: str) -> DataRecord:
-        """Inverse of `to_json`, with the names of images if they are there.
+    def from_json(cls, values: Mapping[str, Any], where: str) -> DataRecord:
+        """Inverse of `to_json`, with the names of images if it has them.
 
         Raises:
             RequestError: a value is missing or of another type; `where` names the file.
         """
-        if not isinstance(told, dict):
+        if not isinstance(values, dict):
             raise _damaged(where)
-        images = told.get("images")
+        images = values.get("images")
         sides = None
-        if "trained" in told:
-            lists = _names(told.get("trained")), _names(told.get("held_out_images"))
+        if "trained" in values:
+            lists = _names(values.get("trained")), _names(values.get("held_out_images"))
             if lists[0] is None or lists[1] is None:
                 raise _damaged(where)
             sides = Sides(frozenset(lists[0]), frozenset(lists[1]))
-        classes, shape = _names(told.get("classes")), told.get("image_shape")
+        classes, shape = _names(values.get("classes")), values.get("image_shape")
         if (
             classes is None
-            or not isinstance(told.get("data"), str)
-            or not isinstance(told.get("listing_sha256"), str)
-            or not isinstance(told.get("held_out"), bool)
+            or not isinstance(values.get("data"), str)
+            or not isinstance(values.get("listing_sha256"), str)
+            or not isinstance(values.get("held_out"), bool)
             or not isinstance(images, dict)
             or not all(type(images.get(part)) is int for part in ("train", "test"))
             or not isinstance(shape, list)
@@ -116,23 +116,23 @@ class DataRecord:
         ):
             raise _damaged(where)
         return cls(
-            told["data"],
+            values["data"],
             classes,
             tuple(shape),
             images["train"],
             images["test"],
-            told["listing_sha256"],
-            told["held_out"],
+            values["listing_sha256"],
+            values["held_out"],
             sides,
         )
 
     def file_text(self) -> str:
         """Return the text of `data.json`."""
-        told: dict[str, Any] = {"format": _FORMAT, **self.to_json()}
+        values: dict[str, Any] = {"format": _FORMAT, **self.to_json()}
         if self.sides is not None:
-            told["trained"] = sorted(self.sides.trained)
-            told["held_out_images"] = sorted(self.sides.held_out)
-        return json.dumps(told, indent=1) + "\n"
+            values["trained"] = sorted(self.sides.trained)
+            values["held_out_images"] = sorted(self.sides.held_out)
+        return json.dumps(values, indent=1) + "\n"
 
     def matched(self, dataset: Dataset, network: str) -> Dataset:
         """Return the same data with the labels and classes of the network.
@@ -158,7 +158,7 @@ class DataRecord:
                 "know: name data with the classes that it knows, or train again"
             )
         place = torch.tensor([self.classes.index(name) for name in dataset.classes])
-        train, test = (relabelled(split, place) for split in (dataset.train, dataset.test))
+        train, test = (relabeled(split, place) for split in (dataset.train, dataset.test))
         return replace(dataset, train=train, test=test, classes=self.classes)
 
     def continued(self, dataset: Dataset, run: str) -> Dataset:
@@ -188,7 +188,7 @@ class DataRecord:
         return self.matched(dataset, run)
 
     def order_of(self, classes: Sequence[str], network: str) -> Tensor | None:
-        """Return the network's output of each class, (K,) int64; None: they have the same order.
+        """Return the index of the network's output for each class of the data, (K,) int64; None: the order is the same.
 
         Args:
             classes: classes of the data.
@@ -231,7 +231,7 @@ class DataRecord:
         return replace(self, sides=Sides(trained, (now.held_out | earlier.sides.held_out) - trained))
 
     def changes(self, dataset: Dataset) -> str:
-        """Return what has changed in the data since training, as a clause; empty: nothing that the record shows."""
+        """Return the change of the data since training, as a clause; empty: none that the record shows."""
         now = DataRecord.of(dataset)
         if not self.listing or now.listing == self.listing or self.data != now.data:
             return ""
@@ -271,7 +271,7 @@ def _are_numbers(classes: Sequence[str]) -> bool:
     return all(name == str(number) for number, name in enumerate(classes))
 
 
-def relabelled(split: Split, place: Tensor) -> Split:
+def relabeled(split: Split, place: Tensor) -> Split:
     """Return the same images with other labels.
 
     Args:
@@ -285,7 +285,7 @@ def relabelled(split: Split, place: Tensor) -> Split:
     larger = getattr(split, "larger", None)
     try:
         if larger is not None:
-            made.larger = relabelled(larger, place)
+            made.larger = relabeled(larger, place)
         made.labels = place[split.labels]
     except AttributeError:
         raise RequestError(
@@ -305,9 +305,11 @@ def read_record(folder: Path) -> DataRecord | None:
     if not exists_in_run(path):
         return None
     try:
-        told = read_json_in_run(path, MOST_LISTING_BYTES)
+        values = read_json_in_run(path, MOST_LISTING_BYTES)
     except OSError as error:
         raise RequestError(f"cannot read {path} ({error.strerror}): give a folder that can be read") from None
-    if told.get("format") != _FORMAT:
-        raise RequestError(f"{path} has format {told.get('format')!r:.50}, and this version reads {_FORMAT}")
-    return DataRecord.from_json(told, str(path))
+    if values.get("format") != _FORMAT:
+        raise RequestError(
+            f"{path} has format {values.get('format')!r:.50}, and this version reads {_FORMAT}"
+        )
+    return DataRecord.from_json(values, str(path))

@@ -84,7 +84,7 @@ THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 
 
 def answered(probabilities: Tensor, labels: Tensor) -> list[Answered]:
-    """Return what each threshold leaves of images with class probabilities (n, classes) and labels (n,)."""
+    """Return, per threshold, the share of images above it and their accuracy, from probabilities (n, classes)."""
     likeliest, chosen = probabilities.max(1)
     found = []
     for threshold in THRESHOLDS:
@@ -108,7 +108,7 @@ def save_calibration(weights: Path, calibration: Calibration) -> Path:
     Raises:
         RequestError: it cannot be written.
     """
-    path = _beside(weights)
+    path = _calibration_path(weights)
     content = {**asdict(calibration), "weights_sha256": _digest(weights)}
     try:
         UNCLAIMED.write(path, json.dumps(content, indent=2) + "\n")
@@ -123,7 +123,7 @@ def read_calibration(weights: Path) -> Calibration | None:
     Raises:
         RequestError: the file next to the weights is damaged.
     """
-    path = _beside(weights)
+    path = _calibration_path(weights)
     if not exists_in_run(path):
         return None
     try:
@@ -142,7 +142,7 @@ def _scales(given: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(scale) for scale in given)
 
 
-def _beside(weights: Path) -> Path:
+def _calibration_path(weights: Path) -> Path:
     return weights.with_suffix(".calibration.json")
 
 

@@ -302,9 +302,9 @@ def _ice(images: Tensor, generator: torch.Generator) -> Tensor:
         needles = torch.maximum(needles, drawn)
     needles = _blurred(needles[None, None], _gaussian(_pixels(1.0, images)))[0, 0]
     needles = (needles - needles.mean()) / needles.std().clamp_min(1e-6)
-    grey: Tensor = brightness + 0.2 * (ground - 0.5) + 0.15 * contrast * needles
+    gray: Tensor = brightness + 0.2 * (ground - 0.5) + 0.15 * contrast * needles
     tint = torch.tensor([0.87, 1.02, 1.11]) if channels == _SHADES else torch.ones(channels)
-    return grey * tint[:, None, None]
+    return gray * tint[:, None, None]
 
 
 def _plasma(side: int, decay: float, generator: torch.Generator) -> Tensor:

@@ -218,15 +218,14 @@ _FLATTENS = frozenset(["flatten", "view", "reshape", "squeeze"])
 
 
 class Conversion:
-    """The rewriting of a network from its first flattening on.
+    """Rewrites a network as fully convolutional, from its first flattening on.
 
     Args:
         traced: result of `traced`; changed in place.
 
     Attributes:
-        windows: windows for every flat value, the sides of the map that one position stands for; (1, 1) once
-            a layer has read
-            it.
+        windows: by flattened value, height and width of the feature map that was flattened, which becomes the kernel of
+            the next linear layer; (1, 1) after that layer.
     """
 
     def __init__(self, traced: fx.GraphModule) -> None:

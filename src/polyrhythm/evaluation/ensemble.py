@@ -36,7 +36,7 @@ def log_probabilities(predictors: Sequence[Predictor]) -> Callable[[Tensor], Ten
     return together
 
 
-class Together(nn.Module):
+class ProbabilityMean(nn.Module):
     """Several networks as one; its outputs are the logarithms of their mean probabilities.
 
     Args:
@@ -47,12 +47,10 @@ class Together(nn.Module):
         super().__init__()
         self.members = nn.ModuleList(members)
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Return log probabilities (B, classes) of images (B, C, H, W)."""
         return (
-            average([member(pictures).float().softmax(1) for member in self.members])
-            .clamp_min(_SMALLEST)
-            .log()
+            average([member(images).float().softmax(1) for member in self.members]).clamp_min(_SMALLEST).log()
         )
 
 

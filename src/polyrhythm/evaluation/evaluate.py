@@ -15,13 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.data.dataset import read_those_left
+from polyrhythm.data.dataset import read_readable
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from polyrhythm.data.dataset import Split
+
+
+_TENSORS = {"confusion": torch.int64, "predicted": torch.int64, "probability": torch.float32}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,20 @@ class Evaluation:
         default_factory=lambda: torch.empty(0, dtype=torch.int64), compare=False, repr=False
     )
     probability: Tensor = field(default_factory=lambda: torch.empty(0), compare=False, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields, JSON-able."""
+        tensors = {name: getattr(self, name).tolist() for name in _TENSORS}
+        return {**{name: getattr(self, name) for name in ("loss", "top1", "top5", "images")}, **tensors} | {
+            "per_class": [asdict(entry) for entry in self.per_class]
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Evaluation:
+        """Rebuild what `to_json` returned, bit for bit."""
+        tensors = {name: torch.tensor(record[name], dtype=kind) for name, kind in _TENSORS.items()}
+        per_class = tuple(ClassResult(**entry) for entry in record["per_class"])
+        return cls(**{**record, **tensors, "per_class": per_class})
 
     @property
     def balanced_accuracy(self) -> float:
@@ -119,8 +136,8 @@ def share_interval(share: float, count: int) -> tuple[float, float]:
     z, n, p = 1.959964, count, share
     if not n:
         return 0.0, 1.0
-    centre, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))
+    center, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, (center - half) / (1 + z * z / n)), min(1.0, (center + half) / (1 + z * z / n))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,16 +170,18 @@ class PartialEvaluation:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> PartialEvaluation:
-        """Return what `tensors` has packed."""
+        """Unpack the result of `tensors`."""
         return cls(**tensors | {"first": int(tensors["first"])})  # type: ignore[arg-type]
 
 
 def disjoint(parts: Sequence[PartialEvaluation]) -> list[PartialEvaluation]:
     """Return the parts without those that have a batch of an earlier one."""
     kept: list[PartialEvaluation] = []
+    tested: set[int] = set()
     for part in parts:
-        if not any(set(part.batches).intersection(other.batches) for other in kept):
+        if tested.isdisjoint(part.batches):
             kept.append(part)
+            tested.update(part.batches)
     return kept
 
 
@@ -225,7 +244,7 @@ def evaluate_part(
     with in_evaluation_mode(model):
         for batch in batches:
             indices = torch.arange(batch * BATCH_SIZE, min((batch + 1) * BATCH_SIZE, len(split)))
-            totals.add_those_left(lambda some: model(split.images(some).to(device)), indices, split.labels)
+            totals.add_readable(lambda some: model(split.images(some).to(device)), indices, split.labels)
     return totals.part(batches.start)
 
 
@@ -268,7 +287,7 @@ def in_evaluation_mode(*models: nn.Module) -> Iterator[None]:
     for model in models:
         model.eval()
     try:
-        # not inference mode: what a network caches in such a pass could never be used in training again
+        # not inference mode: tensors that a network caches in such a pass cannot be used in training
         with torch.no_grad():
             yield
     finally:
@@ -304,7 +323,7 @@ def evaluate_scores(
         if batch in by_others:
             totals.take(by_others[batch], batch)
             continue
-        totals.add_those_left(scores, indices, labels)
+        totals.add_readable(scores, indices, labels)
     return totals.result(classes, labels)
 
 
@@ -318,9 +337,9 @@ class _Totals:
         self._predicted: list[Tensor] = []
         self._probability: list[Tensor] = []
 
-    def add_those_left(self, scores: Callable[[Tensor], Tensor], indices: Tensor, labels: Tensor) -> None:
+    def add_readable(self, scores: Callable[[Tensor], Tensor], indices: Tensor, labels: Tensor) -> None:
         """Add a batch without the images that cannot be read."""
-        readable, found = read_those_left(scores, indices)
+        readable, found = read_readable(scores, indices)
         self.add(found, labels[readable].to(found.device))
         if len(readable) < len(indices):
             there = torch.isin(indices, readable).to(found.device)
@@ -351,7 +370,7 @@ class _Totals:
         self._probability.append(part.probability[images])
 
     def part(self, first: int) -> PartialEvaluation:
-        """Return what has been added, of batches from this one on."""
+        """Return the sums so far as the part of the test that begins at batch `first`."""
         none = torch.empty(0, dtype=torch.int64)
         return PartialEvaluation(
             first=first,

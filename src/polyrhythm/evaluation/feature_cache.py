@@ -9,7 +9,6 @@ of files, otherwise their pixels), their size, the augmentation and the seed. Th
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,13 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.data.cached_split import CachedSplit
-from polyrhythm.data.dataset import Part, read_those_left
+from polyrhythm.data.dataset import Part, read_readable
 from polyrhythm.data.decoded_files import DecodedFiles, files_digest
 from polyrhythm.data.image_files import ImageFileSplit
 from polyrhythm.data.resized import ResizedSplit, Uncut, WindowSplit
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.data.user_cache import cache_folder
 from polyrhythm.errors import PolyrhythmError, RequestError, RunError
+from polyrhythm.evaluation.start_methods import context_of
 from polyrhythm.models.features import feature_function, head_layer
 from polyrhythm.models.fine_tuning import head_of
 
@@ -57,7 +57,7 @@ class Request:
         views: views of each image, the plain one included.
         transform: transformation that makes the others.
         seed: seed of the run.
-        device: device where the network runs.
+        device: device of the network.
     """
 
     make_model: Callable[[], nn.Module]
@@ -74,17 +74,17 @@ def compute(
     processes: int,
     *,
     start_method: str = "spawn",
-    tell: Callable[[float], None] = lambda share: None,
+    notify: Callable[[float], None] = lambda share: None,
 ) -> Tensor:
-    """Return the features, (views, n, D) float32; from disk, if they are there.
+    """Return the features, (views, n, D) float32; read from disk if they are cached.
 
     Features of images that cannot be read, and may be left out, are NaN.
 
     Args:
-        request: request to compute.
+        request: features to compute.
         processes: processes that share the images and the cores. One that dies is started again, twice at most.
-        start_method: start method of processes of these.
-        tell: callback with the completed share, at intervals.
+        start_method: start method of these processes: `fork` or `spawn`.
+        notify: callback with the completed share, at intervals.
 
     Raises:
         RequestError: the network has no linear head, or an image cannot be read.
@@ -105,7 +105,7 @@ def compute(
         folder.mkdir(parents=True, exist_ok=True)
         rows = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
         del rows
-        _compute_in(request, part, min(processes, shape[1]), multiprocessing.get_context(start_method), tell)
+        _compute_in(request, part, min(processes, shape[1]), context_of(start_method), notify)
         values = np.load(part)
         part.replace(path)
         _prune(folder, path)
@@ -117,7 +117,7 @@ def compute(
 
 
 def _compute_in(
-    request: Request, path: Path, processes: int, context: BaseContext, tell: Callable[[float], None]
+    request: Request, path: Path, processes: int, context: BaseContext, notify: Callable[[float], None]
 ) -> None:
     count = len(request.split)
     edges = [count * number // processes for number in range(processes + 1)]
@@ -138,7 +138,7 @@ def _compute_in(
                     )
                 tries[number] += 1
                 jobs[number] = Child(context, job.function, job.arguments, counts=True)
-            tell(sum(job.counted for job in jobs.values()) / (count * request.views))
+            notify(sum(job.counted for job in jobs.values()) / (count * request.views))
     finally:
         for job in jobs.values():
             job.end()
@@ -154,7 +154,7 @@ def _fill(request: Request, path: Path, first: int, last: int, threads: int, cou
     rows = np.load(path, mmap_mode="r+")
     for indices in torch.arange(first, last).split(_BATCH):
         for view in range(request.views):
-            readable, images = read_those_left(lambda some, view=view: view_of(request, some, view), indices)  # type: ignore[misc]
+            readable, images = read_readable(lambda some, view=view: view_of(request, some, view), indices)  # type: ignore[misc]
             rows[view, first : first + len(indices)] = np.nan
             rows[view, readable.numpy()] = features(images.to(request.device)).cpu().numpy()
             count.value += len(indices)
@@ -239,13 +239,13 @@ class Child:
         self._connection.close()
 
 
-def call_apart(start_method: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def call_in_process(start_method: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in a process of its own, so that this one has computed on no threads and can be forked.
 
     Raises:
         RunError: the process died.
     """
-    child = Child(multiprocessing.get_context(start_method), function, arguments)
+    child = Child(context_of(start_method), function, arguments)
     try:
         if not child.wait(None):
             raise RunError(f"a process of this run died (status {child.status})")

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from polyrhythm.data.dataset import Dataset, read_those_left
+from polyrhythm.data.dataset import Dataset, read_readable
 from polyrhythm.data.resized import StreamedWindowSplit, Uncut
 from polyrhythm.data.shards import ShardSplit
 from polyrhythm.escaping import csv_cell
@@ -40,6 +40,7 @@ def predictions_csv(found: Evaluation, labels: Tensor, classes: Sequence[str]) -
     written = io.StringIO()
     lines = csv.writer(written, lineterminator="\n")
     lines.writerow(["image", "class", "predicted", "probability", "right"])
+    names = [csv_cell(name) for name in classes]
     columns = (labels.tolist(), found.predicted.tolist(), found.probability.tolist())
     for number, (label, predicted, probability) in enumerate(zip(*columns, strict=True)):
         if predicted < 0:  # it could not be read
@@ -47,8 +48,8 @@ def predictions_csv(found: Evaluation, labels: Tensor, classes: Sequence[str]) -
         lines.writerow(
             [
                 number,
-                csv_cell(classes[label]),
-                csv_cell(classes[predicted]),
+                names[label],
+                names[predicted],
                 f"{probability:.6f}",
                 int(label == predicted),
             ]
@@ -64,7 +65,7 @@ def pictures_json(
     Args:
         found: test result of `dataset.test`.
         dataset: images of 1 or 3 channels; others are not shown.
-        transform: augments training images (B, C, H, W), the first of them; None: they are not augmented.
+        transform: augmentation of training images, (B, C, H, W) to (B, C, H, W); None: not shown.
     """
     shown: dict[str, Any] = {"mistakes": [], "augmented": []}
     streamed = (ShardSplit, StreamedWindowSplit)  # read in their order, and not here and there
@@ -73,8 +74,8 @@ def pictures_json(
     labels = dataset.test.labels
     wrong = ((found.predicted != labels) & (found.predicted >= 0)).nonzero().flatten()
     surest = wrong[found.probability[wrong].argsort(descending=True)[:_MISTAKES]]
-    surest, pictures = read_those_left(dataset.test.images, surest)
-    for number, picture in zip(surest.tolist(), _pngs(dataset, pictures), strict=True):
+    surest, images = read_readable(dataset.test.images, surest)
+    for number, picture in zip(surest.tolist(), _pngs(dataset, images), strict=True):
         shown["mistakes"].append(
             {
                 "image": number,
@@ -87,7 +88,7 @@ def pictures_json(
     train = dataset.train
     if transform is not None and not isinstance(train, streamed):
         first = torch.arange(min(_AUGMENTED, len(train)))
-        first, images = read_those_left(train.images, first)
+        first, images = read_readable(train.images, first)
         larger = train.uncut(first) if isinstance(train, Uncut) else images
         plain, changed = _pngs(dataset, images), _pngs(dataset, transform(larger))
         pairs = zip(first.tolist(), plain, changed, strict=True)

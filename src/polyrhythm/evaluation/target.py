@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass
 
 from polyrhythm.errors import RequestError
+from polyrhythm.events import Evaluated
 
 METRICS = ("top1", "top5", "loss")
+IMAGES = "images"
+"""A number of trained images in place of a metric, for plans that train nothing."""
 
 
 @dataclass(frozen=True)
@@ -15,8 +18,8 @@ class Target:
     """A value of the test set that is to be reached.
 
     Attributes:
-        metric: `top1`, `top5` or `loss`.
-        value: minimum value (maximum, for `loss`).
+        metric: `top1`, `top5` or `loss`; `images` where no test decides.
+        value: minimum value (maximum, for `loss`), or number of images.
     """
 
     metric: str
@@ -46,8 +49,14 @@ class Target:
             return loss <= self.value
         return (top1 if self.metric == "top1" else top5) >= self.value
 
+    def reached_by(self, test: Evaluated) -> bool:
+        """Whether an announced test has reached it."""
+        return self.reached(loss=test.test_loss, top1=test.test_top1, top5=test.test_top5)
+
     def __str__(self) -> str:
         """Return it as people read it."""
+        if self.metric == IMAGES:
+            return f"{self.value:,.0f} images"
         if self.metric == "loss":
             return f"loss {self.value:g}"
         return f"{self.metric.replace('top', 'top-')} {100 * self.value:.1f} %"

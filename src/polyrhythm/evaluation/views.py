@@ -149,11 +149,11 @@ class ViewedClassifier:
     def _at(self, scale: int | None, indices: Tensor) -> Tensor:
         if scale is None:
             return self._mirrored(self.split.images(indices))
-        pictures = whole_pictures(self.split, indices, scale)
+        images = whole_pictures(self.split, indices, scale)
         crop = (lambda images: images) if self.views.dense else self._crops
-        found: list[Tensor] = [torch.empty(0)] * len(pictures)
-        for members in _by_shape(pictures).values():  # one shape a batch: photographs differ in length
-            seen = self._mirrored(crop(torch.stack([pictures[index] for index in members])))
+        found: list[Tensor] = [torch.empty(0)] * len(images)
+        for members in _by_shape(images).values():  # one shape a batch: photographs differ in length
+            seen = self._mirrored(crop(torch.stack([images[index] for index in members])))
             for row, index in enumerate(members):
                 found[index] = seen.view(-1, len(members), seen.shape[1])[:, row].mean(0)
         return torch.stack(found)
@@ -177,8 +177,8 @@ class ViewedClassifier:
         return self._scorer(images.to(self._device)).float().softmax(1)
 
 
-def _by_shape(pictures: list[Tensor]) -> dict[torch.Size, list[int]]:
+def _by_shape(images: list[Tensor]) -> dict[torch.Size, list[int]]:
     found: dict[torch.Size, list[int]] = defaultdict(list)
-    for index, picture in enumerate(pictures):
+    for index, picture in enumerate(images):
         found[picture.shape].append(index)
     return found

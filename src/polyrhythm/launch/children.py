@@ -16,9 +16,9 @@ repeated
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  (else each rank imports it, for its first connection)
 import gc
 import json
-import multiprocessing
 import os
 import pickle
 import secrets
@@ -40,9 +40,11 @@ from polyrhythm.communication.secret import NONCE_BYTES
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, host_store, local
 from polyrhythm.errors import PeerLost, PolyrhythmError, RequestError, fault_of_machine
+from polyrhythm.evaluation.start_methods import context_of
 from polyrhythm.events import (
     Event,
     Restarted,
+    RunStarted,
     WorkerProgress,
     from_json,
 )
@@ -50,8 +52,8 @@ from polyrhythm.launch.devices import (
     available_cores,
     device_of_worker,
     gpu_of,
-    threads_beside_gpus,
     threads_for_worker,
+    threads_next_to_gpus,
 )
 from polyrhythm.launch.joining.connections import Address
 from polyrhythm.launch.joining.join_server import Entrance, Inside
@@ -86,6 +88,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.world import LEADER, StopRequest
 from polyrhythm.strategies.role_assignment import RoleAssignment, roles_in_order
+from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
 Emit = Callable[[Event], None]
 Play = Callable[[Job, Emit], bool]
@@ -97,7 +100,7 @@ class MeetingPoint:
 
     Attributes:
         port: TCP port of the store, on the loopback interface.
-        address: address of this host, under which its ranks are reached by the others.
+        address: address of this host, as ranks of other hosts reach it.
         key: key that links between ranks prove to know.
         met: generations of the present ranks, for a late rank.
         ledger: ledger of the run so far, for a replacement of the leader.
@@ -111,17 +114,17 @@ class MeetingPoint:
 
     def to_bytes(self) -> bytes:
         """Return it as bytes, for a pipe."""
-        told = {"port": self.port, "address": self.address, "key": self.key.hex(), "met": dict(self.met)}
+        values = {"port": self.port, "address": self.address, "key": self.key.hex(), "met": dict(self.met)}
         ledger = None if self.ledger is None else self.ledger.to_json()
-        return json.dumps(told | {"ledger": ledger}).encode()
+        return json.dumps(values | {"ledger": ledger}).encode()
 
     @classmethod
     def from_bytes(cls, packed: bytes) -> MeetingPoint:
-        """Read what `to_bytes` returned."""
-        told = json.loads(packed)
-        met = {int(rank): generation for rank, generation in told["met"].items()}
-        ledger = None if told["ledger"] is None else Ledger.from_json(told["ledger"])
-        return cls(told["port"], told["address"], bytes.fromhex(told["key"]), met, ledger)
+        """Rebuild it from the result of `to_bytes`."""
+        values = json.loads(packed)
+        met = {int(rank): generation for rank, generation in values["met"].items()}
+        ledger = None if values["ledger"] is None else Ledger.from_json(values["ledger"])
+        return cls(values["port"], values["address"], bytes.fromhex(values["key"]), met, ledger)
 
 
 def child_main(job: Job, roles: RoleAssignment, peer: Peer, threads: int, pipe: Connection) -> None:
@@ -129,16 +132,20 @@ def child_main(job: Job, roles: RoleAssignment, peer: Peer, threads: int, pipe: 
     tolerate_lost_output()  # new streams: a thread of the launcher may have held the old ones' locks at the fork
     gc.freeze()  # garbage of the launcher (a store of an earlier run) must not be collected here
     ask_names_briefly()
+    make_optimizers_quickly()
     stop = StopRequest()
     for number in (signal.SIGINT, signal.SIGHUP):  # the terminal sends them to all; the launcher decides
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.request())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)  # the launcher held them back until there is an answer
-    leave_with(os.getppid())
+    launcher = os.getppid()
+    leave_with(launcher)
 
     speaking = threading.Lock()
 
     def emit(event: Event) -> None:
+        if os.getppid() != launcher:  # others may have ended already: do not continue without them
+            os._exit(1)
         with speaking:  # the watchdog has a thread of its own
             pipe.send_bytes(json.dumps({"event": event.to_json()}).encode())
 
@@ -234,7 +241,7 @@ class Children:
         self._job = job
         self._roles = roles
         self._threads = threads
-        self._context = multiprocessing.get_context(start_method)
+        self._context = context_of(start_method)
         self._stop = stop
         self._ledger = Ledger.of(job.workers)  # a replacement of rank 0 continues with it
         self._children: list[Child] = []
@@ -266,14 +273,14 @@ class Children:
         child = Child(peer, process, ours)
         if self._point is not None:
             ledger = self._ledger if peer.rank == LEADER else None
-            self._tell(child, replace(self._point, met=dict(met), ledger=ledger))
+            self._notify(child, replace(self._point, met=dict(met), ledger=ledger))
         self._children.append(child)
 
     def open_at(self, point: MeetingPoint, store: Any) -> None:
         """Send all children where they meet; `store` is the same for this process."""
         self._point, self._store = point, store
         for child in self._children:
-            self._tell(child, point)
+            self._notify(child, point)
 
     def signal(self, number: signal.Signals) -> None:
         """Signal all that live."""
@@ -316,7 +323,7 @@ class Children:
         """Start, kill or stop children."""
         match order:
             case Start(peer=peer, met=met):
-                with held_back():  # by the child, until it knows what to do then
+                with held_back():  # by the child, until its handlers are installed
                     self.start(peer, met)
                 if self._stop.requested:
                     self.signal(signal.SIGTERM)
@@ -335,7 +342,7 @@ class Children:
         cause = cause_of_loss(self._store, child.peer) if status or child.failed else ""
         return Exited(child.peer, status, cause=cause)
 
-    def _tell(self, child: Child, point: MeetingPoint) -> None:
+    def _notify(self, child: Child, point: MeetingPoint) -> None:
         with suppress(BrokenPipeError):  # it has died already, as will be seen
             child.pipe.send_bytes(point.to_bytes())
 
@@ -358,7 +365,7 @@ def run_local(
         threads: compute threads of each worker; None shares the cores out.
         start_method: `fork` (quick, data shared; only from a process that has not computed on several threads)
             or `spawn`.
-        entrance: lets others join; None: joining is disabled.
+        entrance: admission of joining workers; None: joining is disabled.
 
     Raises:
         RequestError: the port is in use, a rank found the request wrong, or the job cannot be sent to ranks.
@@ -373,7 +380,7 @@ def run_local(
     each = [shared] * roles.size
     if job.devices and threads is None:
         for worker, rank in enumerate(roles.workers):
-            each[rank] = threads_beside_gpus(cores, job.devices, worker)
+            each[rank] = threads_next_to_gpus(cores, job.devices, worker)
     leave_errors_to_python()  # spawned children inherit it
     stop, preemption = StopRequest(), Preemption(job.fault_tolerance.notice_s)
     children = Children(job, roles, each, start_method, stop)
@@ -389,7 +396,7 @@ def run_local(
 
     try:
         with asked_to_stop(ask, preemption.begin):
-            with held_back():  # by the children, until they know what to do then
+            with held_back():  # by the children, until their handlers are installed
                 for rank in started:
                     children.start(Peer(rank, 0))
             if stop.requested:  # when there were only some of them
@@ -410,7 +417,13 @@ def run_local(
                 job.faults,
                 admits="",
             )
-            launcher = Launcher(supervisor, store, children, emit, entrance, stop)
+
+            def emit_all(event: Event) -> None:
+                if isinstance(event, RunStarted) and not job.devices:
+                    event = replace(event, threads=shared, cores=cores)
+                emit(event)
+
+            launcher = Launcher(supervisor, store, children, emit_all, entrance, stop)
             children.on_event = launcher.on_event
             launcher.open(Inside(Address(LOOPBACK, store.port), roles))
             look_every_s = _LOOK_EVERY_S if preemption.is_possible else inf  # a signal does not end the wait

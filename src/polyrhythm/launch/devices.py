@@ -58,7 +58,7 @@ def device_of_worker(devices: Sequence[torch.device], worker: int) -> torch.devi
     return gpu_of(devices[worker], sum(device.type == "cuda" for device in devices[:worker]))
 
 
-def threads_beside_gpus(cores: int, devices: Sequence[torch.device], worker: int) -> int:
+def threads_next_to_gpus(cores: int, devices: Sequence[torch.device], worker: int) -> int:
     """Return the compute threads of a worker, where some compute on GPUs: those keep a core each to feed them."""
     fed = sum(device.type == "cuda" for device in devices)
     if devices[worker].type == "cuda":

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from polyrhythm.communication.transports.shared_memory.barrier import strongly_ordered
+from polyrhythm.communication.transports.shared_memory.barrier import is_tso
 from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.launch.devices import available_cores
@@ -58,7 +58,7 @@ class Finding:
 
 
 def examine(folder: Path, ranks: int) -> list[Finding]:
-    """Return what all checks find.
+    """Return the findings of all checks.
 
     Args:
         folder: folder where runs are to be written; it need not exist.
@@ -120,7 +120,7 @@ def processes(ranks: int) -> Finding:
 def cores(ranks: int) -> Finding:
     """Compare the cores that this process may use with the ranks, and with the container's share of them."""
     usable, quota = available_cores(), _quota_of_cores()
-    values = {"usable": usable, "quota": quota, "ordered": strongly_ordered()}
+    values = {"usable": usable, "quota": quota, "ordered": is_tso()}
     text = f"{usable} usable" + (f", {quota:.1f} of them for the container" if quota else "")
     text += f"; {platform.machine()}"
     if quota is not None and quota < usable:
@@ -163,7 +163,7 @@ def shared_memory() -> Finding:
     with suppress(OSError):
         free = shutil.disk_usage("/dev/shm").free
     values = {"dev_shm_free_bytes": free}
-    text = "can be had" + (
+    text = "available" + (
         f"; /dev/shm has {free / _MIB:,.0f} MiB free" if free is not None else "; no /dev/shm"
     )
     if free is None or free < _LEAST_SHARED:

@@ -6,15 +6,17 @@
 
 Counters are microjoules since some moment, and begin again at 0 beyond their range: at 100 W after some 40 minutes, so
 they must be looked at more often. AMD's processors have the same files (`/sys/class/powercap`). Mostly only root may
-read them. NVML counts millijoules of a GPU since its driver was loaded, from Volta on; `nvidia-ml-py` reads it.
+read them. NVML, a library of the driver, counts millijoules of a GPU since the driver was loaded, from Volta on.
 """
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
 POWERCAP = Path("/sys/class/powercap")
+NVML = "libnvidia-ml.so.1"
 
 
 class EnergyCounter:
@@ -46,9 +48,7 @@ class EnergyCounter:
     def gpu_joules(self) -> float | None:
         """Joules of all GPUs since this object was made, up to now; None if not available."""
         taken = [
-            now - before
-            for gpu, before in self._gpus.items()
-            if (now := _taken_mj(self._nvml, gpu)) is not None
+            now - before for gpu, before in self._gpus if (now := _taken_mj(self._nvml, gpu)) is not None
         ]
         return sum(taken) / 1e3 if taken else None
 
@@ -67,23 +67,33 @@ def _reading(folder: Path) -> int:
     return int((folder / "energy_uj").read_text(encoding="ascii"))
 
 
-def _gpus() -> tuple[Any, dict[Any, int]]:
-    """Return NVML's library, and the millijoules that each GPU has counted so far; none where there is no NVML."""
-    try:
-        import pynvml as nvml
-    except ImportError:
-        return None, {}
-    try:
-        nvml.nvmlInit()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError:  # no driver, or no GPU
-        return None, {}
-    counted = {handle: _taken_mj(nvml, handle) for handle in handles}
-    return nvml, {handle: taken for handle, taken in counted.items() if taken is not None}
+def _library() -> Any:
+    """Return NVML; None where there is no driver.
 
-
-def _taken_mj(nvml: Any, gpu: Any) -> int | None:
+    Its functions return 0 where they succeed.
+    """
     try:
-        return int(nvml.nvmlDeviceGetTotalEnergyConsumption(gpu))
-    except nvml.NVMLError:  # older than Volta, or gone
+        return ctypes.CDLL(NVML)
+    except OSError:
         return None
+
+
+def _gpus() -> tuple[Any, list[tuple[ctypes.c_void_p, int]]]:
+    """Return NVML, and the handle and the millijoules so far of each GPU that counts them."""
+    nvml, count = _library(), ctypes.c_uint()
+    if nvml is None or nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return None, []
+    found = []
+    for index in range(count.value):
+        gpu = ctypes.c_void_p()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(gpu)) == 0:
+            taken = _taken_mj(nvml, gpu)
+            if taken is not None:
+                found.append((gpu, taken))
+    return nvml, found
+
+
+def _taken_mj(nvml: Any, gpu: ctypes.c_void_p) -> int | None:
+    """Return the millijoules that a GPU has counted; None for one before Volta, or one that has failed."""
+    taken = ctypes.c_ulonglong()
+    return None if nvml.nvmlDeviceGetTotalEnergyConsumption(gpu, ctypes.byref(taken)) else taken.value

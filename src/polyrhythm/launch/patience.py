@@ -30,7 +30,7 @@ class Patience:
 
     Args:
         limit_s: seconds from now on, after which it ends with an error that names the missing ranks.
-        look: called all the time while it waits; what it raises ends the waiting.
+        look: callback, called repeatedly during the wait; an exception in it ends the wait.
         until_s: end on the monotonic clock, if the limit has been running for some time; None: it begins now.
     """
 
@@ -52,7 +52,7 @@ class Patience:
             store: store where the ranks meet.
             key: key that it sets.
             rank: rank that sets the key.
-            again: called every half minute, before it waits on.
+            again: callback, called every half minute of the wait.
 
         Raises:
             RunError: the key was not set in time, or the store is gone.
@@ -107,7 +107,7 @@ class Patience:
                 if now_s >= self._until_s:
                     raise RunError(self._in_vain(absent()))
                 if now_s >= speaks_s:
-                    _say(f"still waiting for {_named(absent())} to join")
+                    _print_line(f"still waiting for {_named(absent())} to join")
                     again()
                     speaks_s = now_s + SPEAK_AFTER_S
             time.sleep(pause_s)
@@ -144,13 +144,13 @@ def _named(ranks: Sequence[int]) -> str:
 
 @contextmanager
 def speaking_up(text: Callable[[], str], after_s: float = SPEAK_AFTER_S) -> Iterator[None]:
-    """Print what the body waits for, once, if the body takes long.
+    """Print the awaited event, once, if the body takes long.
 
     Args:
-        text: returns the text, on a thread of its own; nothing is printed if it is empty.
+        text: function that returns the text, called on a thread of its own; an empty text is not printed.
         after_s: seconds of silence.
     """
-    timer = threading.Timer(after_s, lambda: _say(text()))
+    timer = threading.Timer(after_s, lambda: _print_line(text()))
     timer.daemon = True
     timer.start()
     try:
@@ -160,6 +160,6 @@ def speaking_up(text: Callable[[], str], after_s: float = SPEAK_AFTER_S) -> Iter
         timer.join()  # it holds what `text` does, which must not be freed by a thread that Python's exit cuts short
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     if text:
         print(f"polyrhythm: {text}", file=sys.stderr, flush=True)

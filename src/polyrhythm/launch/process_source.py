@@ -21,7 +21,7 @@ from math import inf
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
-from polyrhythm.communication.transports.torch_distributed.rendezvous import tell_of_loss, tell_of_start
+from polyrhythm.communication.transports.torch_distributed.rendezvous import record_loss, record_start
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted, ServerJoined, WorkerJoined
 from polyrhythm.launch.joining.join_server import Entrance, Inside
 from polyrhythm.launch.supervisor import (
@@ -32,12 +32,12 @@ from polyrhythm.launch.supervisor import (
     Fact,
     Joined,
     Order,
+    PrintMessage,
     Quiet,
     Start,
     Stop,
     StopAsked,
     Supervisor,
-    Tell,
 )
 from polyrhythm.roles.world import LEADER, StopRequest
 
@@ -58,7 +58,7 @@ class ProcessSource(Protocol):
         """Objects that become readable when a fact is pending."""
 
     def poll(self, ready: Sequence[Any]) -> list[Fact]:
-        """Return what has happened since the last call, without waiting; `ready` holds what is readable."""
+        """Return the facts since the last call, without waiting; `ready` has the readable streams."""
 
     def carry_out(self, order: Order) -> None:
         """Carry out an order, if it concerns this source."""
@@ -72,7 +72,7 @@ class Launcher:
         store: store where the ranks meet.
         source: source of its processes.
         emit: receiver of the events of the run, and messages for users.
-        entrance: lets others join; None: joining is disabled.
+        entrance: admission of joining workers; None: joining is disabled.
         stop: returns whether a stop was requested.
 
     Attributes:
@@ -104,7 +104,7 @@ class Launcher:
         self.turn = threading.RLock()
         self._time_s = 0.0
         self._over = False
-        self._stop_told = False
+        self._stop_sent = False
 
     def open(self, inside: Inside | None = None) -> None:
         """Announce the vacant places, and admit guests, which receive `inside`."""
@@ -142,7 +142,7 @@ class Launcher:
                 self.take(Began())
                 if self.join_server is not None:
                     self.join_server.begin(event.parameters)
-                    self._say(self._how_to_join)
+                    self._print_line(self._how_to_join)
 
     def run(self, look: Callable[[], None] = lambda: None, look_every_s: float = inf) -> None:
         """Return when the run has ended; the result is then in `error`.
@@ -154,11 +154,11 @@ class Launcher:
         while not self._over:
             ready = wait(list(self._waitables()), self._patience_s(look_every_s))
             look()
-            if self._stop.requested and not self._stop_told:
-                self._stop_told = True
+            if self._stop.requested and not self._stop_sent:
+                self._stop_sent = True
                 self.take(StopAsked())
-            heard = self._poll(self._sources, ready)
-            if not ready and not heard and not self._over:
+            found = self._poll(self._sources, ready)
+            if not ready and not found and not self._over:
                 self.take(Quiet())
 
     def see_off(self) -> None:
@@ -172,16 +172,16 @@ class Launcher:
             wait([self.join_server.fileno()], left_s)
             self.look()
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         self._emit(Notice(time_s=self._time_s, text=text))
 
     def _poll(self, sources: Sequence[ProcessSource], ready: Sequence[Any]) -> bool:
-        heard = False
+        found = False
         for source in sources:
             for fact in source.poll(ready):
-                heard = True
+                found = True
                 self.take(fact)
-        return heard
+        return found
 
     def _waitables(self) -> Iterator[Any]:
         for source in self._sources:
@@ -197,12 +197,12 @@ class Launcher:
         for order in orders:
             match order:
                 case Announce(lost=lost, to=to):
-                    tell_of_loss(self._store, lost, to)
+                    record_loss(self._store, lost, to)
                 case Start(peer=peer) if peer.generation:
                     # First of all: a guest that joins at this moment must receive it, or be received.
-                    tell_of_start(self._store, peer)
-                case Tell(text=text):
-                    self._say(text)
+                    record_start(self._store, peer)
+                case PrintMessage(text=text):
+                    self._print_line(text)
                 case Stop():
                     self._stop.request()
                 case End(error=error):

@@ -57,7 +57,7 @@ def run_rank(
     home.patience_s = max(
         home.patience_s, LOST_AFTER * job.fault_tolerance.silence_s
     )  # the watchdog speaks first
-    home.tell = lambda text: emit(Notice(time_s=home.clock.now(), text=text))
+    home.notify = lambda text: emit(Notice(time_s=home.clock.now(), text=text))
     arrivals = Arrivals()
     recorded = RecordingCommunicator(network, arrivals)
     world = World(
@@ -107,7 +107,7 @@ def _setting(job: Job, roles: RoleAssignment, home: Rank, emit: Callable[[Event]
         host=Introduction.own(home.rendezvous.address, shares=True).host,
         activity=home.activity,
         is_lost=home.is_lost,
-        say=lambda text: emit(Notice(time_s=home.clock.now(), text=text)),
+        notify=lambda text: emit(Notice(time_s=home.clock.now(), text=text)),
         what_then=what_then,
         folder=folder,
         floor_s=job.fault_tolerance.silence_s,

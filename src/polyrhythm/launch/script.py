@@ -64,10 +64,10 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, Notice
 from polyrhythm.launch import tethered
-from polyrhythm.launch.devices import available_cores
 from polyrhythm.launch.patience import Patience
 from polyrhythm.launch.process import allow_descriptors, check_loopback, leave_errors_to_python
 from polyrhythm.launch.process_source import Launcher
+from polyrhythm.launch.rank_server import ForkedRank, RankServer, threads_of_ranks
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.launch.supervisor import (
     BUG,
@@ -89,8 +89,8 @@ from polyrhythm.launch.supervisor import (
     Waiting,
 )
 from polyrhythm.launch.torchrun.gathering import gather
+from polyrhythm.launch.torchrun.report_rank import started_by_torchrun
 from polyrhythm.launch.torchrun.software import check_software
-from polyrhythm.launch.torchrun.started_rank import roles_of, started_by_torchrun, workers_of
 from polyrhythm.roles.world import LEADER
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -120,7 +120,7 @@ OVER_KEY = "script/over"
 WHOLE_KEY = "script/whole"
 """Set in the store, with a rank and generation behind, by rank 0 when the replacement of a server has its shards."""
 
-LET_GO_KEY = "script/let-go"
+DISMISSED_KEY = "script/let-go"
 """Set in the store, with its rank and generation behind, by a worker that servers have let go."""
 
 FAILED_KEY = "script/failed"
@@ -136,7 +136,15 @@ rank of torchrun sets it for itself, and rank 0 has the folder.
 
 _STRATEGY_KEY = "script/strategy"
 _THIS_PROCESS = secrets.token_hex(8)
-"""Drawn again in a process that torchrun starts again, while the store stays."""
+"""Drawn again in a process that torchrun starts again, while the store stays, and in a fork."""
+
+
+def _begin_fork() -> None:
+    global _THIS_PROCESS
+    _THIS_PROCESS = secrets.token_hex(8)
+
+
+os.register_at_fork(after_in_child=_begin_fork)
 
 
 def started_by_run() -> bool:
@@ -153,11 +161,11 @@ def stage_under_way() -> tuple[int, Path | None] | None:
     """Return the current stage of a script's strategies and the folder of its state; None: there are no stages."""
     number, _, folder = os.environ.get(STAGE_VARIABLE, "").partition(":")
     if not number:
-        return (0, None) if begins_anew() else None
+        return (0, None) if begins_again() else None
     return int(number), Path(folder) if folder else None
 
 
-def begins_anew() -> bool:
+def begins_again() -> bool:
     """Whether this process begins its script again by itself when a stage is over: a rank that torchrun has started."""
     return started_by_torchrun() and not started_by_run()
 
@@ -168,9 +176,11 @@ def check_stage(strategy: Strategy) -> None:
     Raises:
         RequestError: the strategy is not supported; the message has the reason.
     """
-    if not begins_anew():
+    if not begins_again():
         strategy.check(int(os.environ[WORKERS_VARIABLE]))
         return
+    from polyrhythm.launch.torchrun.started_rank import workers_of  # the launcher needs no rank's imports
+
     strategy.check(workers_of(strategy))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise RequestError(
@@ -193,7 +203,7 @@ def _folder() -> str:
 _FOLDER = _folder()
 
 
-def begin_anew(stage: str) -> NoReturn:
+def begin_again(stage: str) -> NoReturn:
     """Execute this process's command again, at once, for another stage; it stays the rank that it is.
 
     Args:
@@ -212,7 +222,7 @@ def begin_anew(stage: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def begin_anew_at_exit(stage: str) -> None:
+def begin_again_at_exit(stage: str) -> None:
     """Execute this process's command again for another stage, once the script has ended without an error.
 
     Args:
@@ -224,7 +234,7 @@ def begin_anew_at_exit(stage: str) -> None:
             return
         atexit.unregister(anew)
         atexit._run_exitfuncs()  # other handlers, which would run after this one
-        begin_anew(stage)
+        begin_again(stage)
 
     atexit.register(anew)
 
@@ -266,6 +276,8 @@ def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
 
 
 def _at_torchrun(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
+    from polyrhythm.launch.torchrun.started_rank import roles_of  # the launcher needs no rank's imports
+
     rendezvous = from_environment()
     _join_once(rendezvous)
     rendezvous = gather(rendezvous).rendezvous
@@ -319,9 +331,9 @@ def policy_of(strategy: Strategy, workers: int) -> dict[str, Any]:
         why_not = (
             f"{strategy} survives the loss of a worker under polyrhythm train only, not in a loop of your own"
         )
-    elif not policy.goes_on and workers > 1:
+    elif not policy.continues and workers > 1:
         why_not = f"{strategy} does not survive the loss of a worker"
-    if policy.regroups_apart or not policy.goes_on:
+    if policy.regroups_apart or not policy.continues:
         policy = replace(policy, worker=OnLoss.STOP, leader=False)
     return {"policy": policy.to_json(), "why_not": why_not}
 
@@ -362,11 +374,11 @@ class WorkerStatuses:
         self._store.set(self._keys[worker], status.value)
 
     def of(self, worker: int) -> WorkerStatus:
-        """Return what has become of a worker."""
+        """Return the status of a worker."""
         return self.read()[worker]
 
     def read(self) -> list[WorkerStatus]:
-        """Return what has become of each worker."""
+        """Return the status of each worker."""
         if not self._store.check(self._keys):  # torchrun's
             return [
                 WorkerStatus.GONE if self._is_lost(worker) else WorkerStatus.HERE
@@ -389,7 +401,7 @@ class ScriptRank:
     """A rank's process."""
 
     peer: Peer
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedRank
 
 
 class ScriptRanks:
@@ -403,6 +415,7 @@ class ScriptRanks:
         store: store where they meet.
         leader_returns: whether worker 0 is started again when it is lost.
         stage: the text of `STAGE_VARIABLE`.
+        server: server from which the ranks are forked; None: each starts Python.
     """
 
     look_every_s = _LOOK_EVERY_S
@@ -418,20 +431,21 @@ class ScriptRanks:
         *,
         leader_returns: bool = False,
         stage: str = "",
+        server: RankServer | None = None,
     ) -> None:
         self._stage = stage
-        self._command = [sys.executable, "-I", "-S", tethered.__file__, str(os.getpid()), *command]
+        self._server = server
+        self._command = command
         self._workers = workers
         self._servers = 0
         self._port = port
         self._store = store
         self._leader_returns = leader_returns
-        shared = os.environ.get("OMP_NUM_THREADS", str(max(1, available_cores() // workers)))
-        self._threads = shared if threads is None else str(threads)
+        self._threads = threads_of_ranks(workers, threads)
         self._running: list[ScriptRank] = []
         self._statuses = WorkerStatuses(store, workers)
         self._statuses.begin()
-        self._policy_known = self._over_told = False
+        self._policy_known = self._end_sent = False
         self._whole: set[Peer] = set()
 
     def start(self, peer: Peer) -> None:
@@ -450,25 +464,27 @@ class ScriptRanks:
         }
         threads = {"OMP_NUM_THREADS": self._threads if works else "1"}
         variables = local | group | store | agent | ours | threads
+        environment = os.environ | {key: str(value) for key, value in variables.items()}
+        forked = None if self._server is None else self._server.start(self._command, environment)
         # In groups of their own: the terminal's SIGINT reaches this process alone, which then ends them in order.
-        process = subprocess.Popen(
-            self._command,
-            env=os.environ | {key: str(value) for key, value in variables.items()},
+        process = forked or subprocess.Popen(
+            [sys.executable, "-I", "-S", tethered.__file__, str(os.getpid()), sys.executable, *self._command],
+            env=environment,
             stdin=subprocess.DEVNULL,
             process_group=0,
         )
         self._running.append(ScriptRank(peer, process))
 
     def poll(self, ready: Sequence[Any] = ()) -> list[Fact]:
-        """Return what the ranks have left in the store, and which of them have left."""
+        """Return the ranks' entries in the store, and the ranks that have left."""
         facts = [] if self._policy_known else self._policy()
         left = [rank for rank in self._running if rank.process.poll() is not None]
-        over = not self._over_told and self._store.check([OVER_KEY])
+        over = not self._end_sent and self._store.check([OVER_KEY])
         if left or over:
             facts += self._news()
         facts += self._whole_servers()
         if over:
-            self._over_told = True
+            self._end_sent = True
             facts.append(Over())
         self._running = [rank for rank in self._running if rank not in left]
         return facts + [self._exit(rank) for rank in left]
@@ -499,8 +515,8 @@ class ScriptRanks:
         if not self._store.check([SERVERS_KEY]):
             return []
         self._policy_known, self._servers = True, int(self._read(SERVERS_KEY))
-        told = json.loads(self._read(POLICY_KEY))
-        return [PolicyKnown(FaultPolicy.from_json(told["policy"]), self._servers, told["why_not"])]
+        policy = json.loads(self._read(POLICY_KEY))
+        return [PolicyKnown(FaultPolicy.from_json(policy["policy"]), self._servers, policy["why_not"])]
 
     def _news(self) -> list[Fact]:
         """Return the facts in the store; read when a rank has left, since they then matter."""
@@ -533,8 +549,8 @@ class ScriptRanks:
     def _exit(self, rank: ScriptRank) -> Exited:
         """Return how a rank has left; one that was killed, or let go by the servers, has no error of its own."""
         status = rank.process.returncode or 0
-        let_go = status > 0 and self._is_set(LET_GO_KEY, rank.peer)
-        return Exited(rank.peer, status, kind="" if status <= 0 else PEER if let_go else BUG)
+        dismissed = status > 0 and self._is_set(DISMISSED_KEY, rank.peer)
+        return Exited(rank.peer, status, kind="" if status <= 0 else PEER if dismissed else BUG)
 
     def _is_set(self, key: str, peer: Peer) -> bool:
         return bool(self._store.check([f"{key}/{peer.rank}/{peer.generation}"]))
@@ -570,6 +586,7 @@ def run_script(
     threads: int | None = None,
     restarts: int = RESTARTS,
     module: bool = False,
+    server: RankServer | None = None,
 ) -> None:
     """Run a script that calls `polyrhythm.join`: once a worker, and once a server that its strategy asks for.
 
@@ -586,6 +603,7 @@ def run_script(
         threads: compute threads of each worker; None leaves OMP_NUM_THREADS as it is, or shares the cores out.
         restarts: the most replacements that lost ranks may have.
         module: whether `script` is the name of a module, as for `python -m`.
+        server: server from which the ranks are forked; None: each starts Python.
 
     Raises:
         RequestError: there is no such script, or no worker.
@@ -601,21 +619,26 @@ def run_script(
     allow_descriptors(workers)
     check_loopback()
     leave_errors_to_python()
-    command = [sys.executable, *(["-m"] if module else []), str(script), *arguments]
+    command = [*(["-m"] if module else []), str(script), *arguments]
     stage: str | None = "0"
     with tempfile.TemporaryDirectory(prefix="polyrhythm-stages-") as folder:
         while stage is not None:
-            stage = _run_ranks(command, workers, threads, restarts, f"{stage}:{folder}")
+            stage = _run_ranks(command, workers, threads, restarts, f"{stage}:{folder}", server)
 
 
 def _run_ranks(
-    command: list[str], workers: int, threads: int | None, restarts: int, stage: str
+    command: list[str],
+    workers: int,
+    threads: int | None,
+    restarts: int,
+    stage: str,
+    server: RankServer | None,
 ) -> str | None:
     """Run a script's ranks to their end; return the number of the stage that follows, if one does."""
     hosted = host_store()
     store = dist.PrefixStore(PREFIX, hosted)
     ranks = ScriptRanks(
-        command, workers, threads, hosted.port, store, leader_returns=restarts > 0, stage=stage
+        command, workers, threads, hosted.port, store, leader_returns=restarts > 0, stage=stage, server=server
     )
     rules = Rules(restarts, last_words_s=LAST_WORDS_S)
     supervisor = Supervisor(RoleAssignment(tuple(range(workers))), range(workers), rules)
@@ -628,7 +651,7 @@ def _run_ranks(
         if launcher.error is not None:
             raise launcher.error
         if not store.check([SERVERS_KEY]):
-            _say(_NEVER_JOINED.format(workers=workers))
+            _print_line(_NEVER_JOINED.format(workers=workers))
         return bytes(store.get(NEXT_STAGE_KEY)).decode() if store.check([NEXT_STAGE_KEY]) else None
     finally:
         ranks.end()
@@ -673,8 +696,8 @@ _NEVER_JOINED = (
 
 def _print(event: Event) -> None:
     if isinstance(event, Notice):
-        _say(event.text)
+        _print_line(event.text)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"polyrhythm: {text}", file=sys.stderr, flush=True)

@@ -40,7 +40,7 @@ from polyrhythm.errors import RunError
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130
 _IMPORTING = "<frozen importlib._bootstrap>"
-_came: set[int] = set()
+_arrived: set[int] = set()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -49,7 +49,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     A KeyboardInterrupt in the middle of an import may be lost: PyTorch, for one, continues without NumPy if
     importing NumPy fails, and swallows the user's Ctrl-C with it.
     """
-    _came.add(number)
+    _arrived.add(number)
     while frame is not None:
         if frame.f_code.co_filename == _IMPORTING:
             word, status = interruption(sys.argv[1:])
@@ -63,12 +63,12 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 def interruption(arguments: Sequence[str]) -> tuple[str, int]:
     """Return in a word how a verb with these arguments has been interrupted, and its exit status."""
-    if signal.SIGTERM in _came and _gives_notice(arguments):
+    if signal.SIGTERM in _arrived and _has_notice(arguments):
         return "preempted", PREEMPTED
     return "interrupted", INTERRUPTED
 
 
-def _gives_notice(arguments: Sequence[str]) -> bool:
+def _has_notice(arguments: Sequence[str]) -> bool:
     """Whether `--notice-s` is among the arguments, or in a recipe or run folder that they name; a guest has it."""
     if arguments[:1] == ["join"]:
         return True
@@ -122,7 +122,7 @@ def asked_to_stop(
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and _received:
             raise KeyboardInterrupt
-        _came.add(number)
+        _arrived.add(number)
         _received.append(number)
         act(number)
 

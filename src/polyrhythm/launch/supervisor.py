@@ -22,7 +22,7 @@ of them: guests join next to any other.
 from __future__ import annotations
 
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -164,7 +164,7 @@ class GuestAsked:
     """A worker that knows the run's token asks for a place."""
 
     guest: int  # number of its connection
-    who: str  # its address, for people
+    address: str  # its address, for people
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class GuestLeft:
     """A guest is gone."""
 
     peer: Peer  # the place that it had
-    who: str  # its address, for people
+    address: str  # its address, for people
     why: str = ""  # for people
     done: bool = False  # it has taken all its steps, and needs no replacement
 
@@ -181,7 +181,7 @@ class GuestLeft:
 class GuestRefused:
     """The join server has refused a connection."""
 
-    who: str  # its address, for people
+    address: str  # its address, for people
     reason: str  # in one word, for counting
     why: str
 
@@ -270,7 +270,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Tell:
+class PrintMessage:
     """Print a message for users."""
 
     text: str
@@ -283,10 +283,12 @@ class End:
     error: Exception | None = None
 
 
-Order = Start | Kill | Announce | Vacate | Seat | Refuse | CloseJoinServer | Stop | Tell | End
+Order = Start | Kill | Announce | Vacate | Seat | Refuse | CloseJoinServer | Stop | PrintMessage | End
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+PERIOD_S = 3600.0
+"""For which a restart counts: a rank that fails now and then is started again, and one that fails at once is not."""
 _LIVES = 4
 """A replacement that lives for this many of the pauses before it has done well: the next pause is short again."""
 
@@ -295,16 +297,23 @@ class Succession:
     """When lost ranks are started again: after half a second, and after twice as long if the last process died soon.
 
     Args:
-        restarts: the most replacements that a run may have.
-
-    Attributes:
-        left: number of remaining replacements.
+        restarts: the most replacements that a rank may have within `PERIOD_S`.
     """
 
     def __init__(self, restarts: int) -> None:
-        self.left = restarts
+        self._restarts = restarts
+        self._lost_s: defaultdict[int, list[float]] = defaultdict(list)
         self._last: dict[int, tuple[float, float]] = {}
         self._due: list[tuple[float, Peer]] = []
+
+    def used(self, rank: int, now_s: float) -> int:
+        """Return the number of replacements of a rank that count now."""
+        self._lost_s[rank] = [at_s for at_s in self._lost_s[rank] if now_s - at_s < PERIOD_S]
+        return len(self._lost_s[rank])
+
+    def allows(self, rank: int, now_s: float) -> bool:
+        """Return whether a rank may have another replacement."""
+        return self.used(rank, now_s) < self._restarts
 
     def lose(self, peer: Peer, now_s: float, *, awaited: bool = False) -> float | None:
         """Note a loss; return the seconds until its replacement starts, or None if there is none.
@@ -314,9 +323,9 @@ class Succession:
             now_s: the present time.
             awaited: whether all others wait for the replacement: it starts at once, unless the last one died soon.
         """
-        if not self.left:
+        if not self.allows(peer.rank, now_s):
             return None
-        self.left -= 1
+        self._lost_s[peer.rank].append(now_s)
         pause_s = self._pause_s(peer.rank, now_s, awaited=awaited)
         self._last[peer.rank] = pause_s, now_s + pause_s
         self._due.append((now_s + pause_s, Peer(peer.rank, peer.generation + 1)))
@@ -332,10 +341,19 @@ class Succession:
         """Return when the next replacement is due, if there is one."""
         return min((at_s for at_s, _ in self._due), default=None)
 
+    @property
+    def awaited(self) -> set[int]:
+        """Ranks with a replacement that is due."""
+        return {peer.rank for _, peer in self._due}
+
+    def forgive(self, rank: int) -> None:
+        """Let the last loss of a rank not count."""
+        del self._lost_s[rank][-1:]
+
     def cancel(self, spare: int | None = None) -> None:
         """Start no more processes, except a replacement of `spare` that is due."""
         self._due = [entry for entry in self._due if entry[1].rank == spare]
-        self.left = 0
+        self._restarts = 0
 
     def _pause_s(self, rank: int, now_s: float, *, awaited: bool) -> float:
         if not self._died_soon(rank, now_s):
@@ -408,7 +426,7 @@ class Rules:
     """Facts about a run that its supervisor needs.
 
     Attributes:
-        restarts: the most replacements that lost ranks may have; 0 where the source cannot start processes.
+        restarts: the most replacements that a rank may have within an hour; 0 where the source cannot start processes.
         min_workers: minimum number of workers; with fewer the run fails.
         too_few: returns the error of a run with the given number of workers.
         last_words_s: seconds for the others to report their observations, once a rank has failed.
@@ -532,7 +550,7 @@ class Supervisor:
                 self._on_call(fact)
             case Missed(rank=rank):
                 if rank in self._calling and not self._is_guest(rank):
-                    self._let_go(self._newest[rank])
+                    self._release(self._newest[rank])
             case GuestAsked():
                 self._on_guest(fact)
             case GuestLeft():
@@ -542,7 +560,7 @@ class Supervisor:
                 if (
                     self._refused[fact.reason] == 1 and not self._ended
                 ):  # the first of each reason; all are counted
-                    self._tell(f"the join server refused {fact.who} ({fact.reason}): {fact.why}")
+                    self._notify(f"the join server refused {fact.address} ({fact.reason}): {fact.why}")
             case _ as never:
                 assert_never(never)
         if not self._closed:
@@ -581,7 +599,7 @@ class Supervisor:
             if refused := self._refused.total():
                 reasons = ", ".join(f"{count} {reason}" for reason, count in self._refused.most_common())
                 visitors = "visitor" if refused == 1 else "visitors"
-                self._tell(f"the join server refused {refused} {visitors}: {reasons}")
+                self._notify(f"the join server refused {refused} {visitors}: {reasons}")
             self._orders.append(CloseJoinServer())
         if fact.outcome == INTERRUPTED:  # the coordinator was stopped
             self.failure = self._too_few
@@ -596,7 +614,7 @@ class Supervisor:
         newcomer = self._vacant.pop(min(vacant))
         self._admit(Member(newcomer, guest=True))
         self._orders.append(Seat(fact.guest, newcomer))
-        self._tell(f"{fact.who} takes the place of {self.name(newcomer.rank)}")
+        self._notify(f"{fact.address} takes the place of {self.name(newcomer.rank)}")
 
     def _on_guest_left(self, fact: GuestLeft) -> None:
         rank = fact.peer.rank
@@ -605,8 +623,8 @@ class Supervisor:
         if fact.done or self._ended:
             del self._members[rank]
             return
-        self._let_go(fact.peer)
-        self._tell(f"{self.name(rank)}, which joined from {fact.who}, {fact.why}; its place is vacant")
+        self._release(fact.peer)
+        self._notify(f"{self.name(rank)}, which joined from {fact.address}, {fact.why}; its place is vacant")
 
     def _on_lost(self, fact: Lost) -> None:
         rank = fact.rank
@@ -615,9 +633,9 @@ class Supervisor:
         # was lost.
         if member is None or member.guest or not member.takes_part:
             return
-        self._let_go(member.peer)
+        self._release(member.peer)
         if self._rules.has_join_server and rank in self._roles.workers and rank in self._vacant:
-            self._tell(f"the place of {self.name(rank)} is vacant for a joining worker")
+            self._notify(f"the place of {self.name(rank)} is vacant for a joining worker")
 
     def _on_call(self, fact: Called) -> None:
         rank = fact.rank
@@ -629,9 +647,9 @@ class Supervisor:
         undecided = member is None or not (member.takes_part or member.guest)
         if rank in self._calling and self._began and undecided:
             # The last process died before it took part: torchrun has one at a time.
-            self._let_go(self._newest[rank])
+            self._release(self._newest[rank])
 
-    def _let_go(self, lost: Peer) -> None:
+    def _release(self, lost: Peer) -> None:
         """Announce a loss; its place is vacant, and given to the process that asks for it, if there is one."""
         self._lose(lost)
         self._vacant[lost.rank] = Peer(lost.rank, lost.generation + 1)
@@ -664,7 +682,6 @@ class Supervisor:
             gone = [member for member in failed if not member.running]
             if not gone:
                 break
-            # The replacement of rank 0 is first: restarts may not suffice for all.
             self._handle_loss(min(gone, key=lambda member: member.peer.rank))
         if self._give_up_at_s is None:
             for peer in self._succession.take_due(self._now_s):
@@ -716,9 +733,9 @@ class Supervisor:
         """Whether a replacement of worker 0 would find all that it needs."""
         holders = self._roles.servers or self._roles.workers
         others = [self._members[rank] for rank in holders if rank in self._members and rank != LEADER]
-        let_go = any(not member.running and not member.failed for member in others)
-        admitted = self._admits == "" and self._succession.left > 0
-        return self._began and admitted and not (let_go or self._stopping or self._over)
+        dismissed = any(not member.running and not member.failed for member in others)
+        admitted = self._admits == "" and self._succession.allows(LEADER, self._now_s)
+        return self._began and admitted and not (dismissed or self._stopping or self._over)
 
     def _handle_loss(self, lost: Member) -> None:
         """Announce a loss to the others and to people; a replacement is due after a pause, if there is one."""
@@ -732,27 +749,27 @@ class Supervisor:
         pause_s, then = self._succeed(peer, awaited=awaited)
         if rank in self._roles.servers:
             held = "another server with its shards continues with them"
-            self._tell(f"{self.name(rank)} {lost.death}; {held}{then}")
+            self._notify(f"{self.name(rank)} {lost.death}; {held}{then}")
             return
         self._orders.append(Vacate(rank, coming=pause_s is not None))
         if pause_s is None and self._rules.has_join_server:
             self._vacant[rank] = Peer(rank, peer.generation + 1)
             then = ", and its place is vacant for a joining worker"
         others = "the others wait for its replacement" if awaited else "the others continue"
-        self._tell(f"{self.name(rank)} {lost.death}; {others}{then}")
+        self._notify(f"{self.name(rank)} {lost.death}; {others}{then}")
         if pause_s is None and not self._over:
             self._stop_if_too_few()
 
     def _succeed(self, peer: Peer, *, awaited: bool) -> tuple[float | None, str]:
         """Schedule a replacement if allowed; return the seconds until its start, and a message for users."""
-        if not self._succession.left or self._stopping or self._over:
+        if not self._succession.allows(peer.rank, self._now_s) or self._stopping or self._over:
             return None, ""
         if self._roles.works(peer.rank):
             why_not = _NOT_SAID if self._admits is None else self._admits
             if why_not:
                 return None, f"; {why_not}"
         pause_s = self._succession.lose(peer, self._now_s, awaited=awaited)
-        used = f"{self._rules.restarts - self._succession.left} of {self._rules.restarts}"
+        used = f"{self._succession.used(peer.rank, self._now_s)} of {self._rules.restarts}"
         when = f"in {pause_s:g} s" if pause_s else "at once"
         return pause_s, f", and it is started again {when} (restart {used})"
 
@@ -770,14 +787,15 @@ class Supervisor:
         for member in [member for member in self._members.values() if member.waits and member.running]:
             self._orders.append(Kill(member.peer))
             member.status = -signal.SIGKILL
-            self._succession.left += 1  # it has done nothing wrong
+            self._succession.forgive(member.peer.rank)  # it has done nothing wrong
             self._handle_loss(member)
 
     @property
     def _left(self) -> int:
-        """Number of workers that are present, or have taken all their steps."""
+        """Number of workers that are present, will be again, or have taken all their steps."""
         workers = [self._members[rank] for rank in self._roles.workers if rank in self._members]
-        return sum(member.running or not member.failed for member in workers)
+        awaited = self._succession.awaited & {*self._roles.workers}
+        return sum(member.running or not member.failed for member in workers) + len(awaited)
 
     def _start(self, peer: Peer) -> None:
         there = [member.peer for member in self._members.values() if member.running and not member.failed]
@@ -840,5 +858,5 @@ class Supervisor:
         name = self.name(member.peer.rank)
         return f"{name}: {member.error}" if member.error else f"{name} {member.death}"
 
-    def _tell(self, text: str) -> None:
-        self._orders.append(Tell(text))
+    def _notify(self, text: str) -> None:
+        self._orders.append(PrintMessage(text))

@@ -15,12 +15,17 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def main(launcher: int, command: list[str]) -> None:
-    """Ask the kernel (Linux) to end this process with its launcher, and become the command; never returns."""
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel (Linux) to end this process with its parent; this holds beyond `execv`."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # holds beyond execv
-    if os.getppid() != launcher:  # it has ended before the kernel knew
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before the kernel knew
         os._exit(1)
+
+
+def main(launcher: int, command: list[str]) -> None:
+    """Become a command that ends with its launcher; never returns."""
+    end_with_parent(launcher)
     os.execv(command[0], command)
 
 

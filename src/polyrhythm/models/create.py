@@ -56,7 +56,7 @@ def create_model(
     if not library and parsed.name in choices(_ARCHITECTURES):
         return cast("Architecture", build("model", parsed, _ARCHITECTURES)).create(classes, image_shape)
     model = _from_library(library, parsed, classes, image_shape[0])
-    check_picture_size(model, parsed.name, classes, image_shape)
+    check_image_size(model, parsed.name, classes, image_shape)
     return model
 
 
@@ -91,7 +91,7 @@ _SIDES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 240, 256, 288, 299, 3
 _BATCH = 2
 
 
-def check_picture_size(model: nn.Module, name: str, classes: int, image_shape: tuple[int, int, int]) -> None:
+def check_image_size(model: nn.Module, name: str, classes: int, image_shape: tuple[int, int, int]) -> None:
     """Check that a network on the CPU maps images (B, C, H, W) to logits (B, classes).
 
     The forward pass runs on the meta device, which computes nothing and draws no random numbers. Some networks cannot

@@ -34,13 +34,13 @@ class ExportFormat(Protocol):
 
     suffix: str
 
-    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str, any_size: bool) -> None:
+    def write(self, network: nn.Module, images: Tensor, path: Path, facts: str, any_size: bool) -> None:
         """Write a network that takes any number of images like `pictures`, with the text `facts` as an extra file.
 
         With `any_size`, images of another height and width as well.
         """
 
-    def run(self, path: Path, pictures: Tensor) -> Tensor:
+    def run(self, path: Path, images: Tensor) -> Tensor:
         """Return the output of the network in a file for images."""
         ...
 
@@ -92,7 +92,7 @@ def export(
         with torch.no_grad():
             writer.write(network, batches[-1][:2], path, json.dumps(facts), any_size)
             differences = [
-                float((network(pictures) - writer.run(path, pictures)).abs().max()) for pictures in batches
+                float((network(images) - writer.run(path, images)).abs().max()) for images in batches
             ]
             difference = max(differences, key=lambda each: float("inf") if math.isnan(each) else each)
     except RequestError:

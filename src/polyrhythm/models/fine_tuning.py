@@ -122,7 +122,7 @@ def freeze(model: nn.Module, what: str) -> None:
     for module in model.modules():
         own = list(module.parameters(recurse=False))
         if isinstance(module, _BatchNorm) and own and not any(each.requires_grad for each in own):
-            module.register_forward_pre_hook(_stand_still)
+            module.register_forward_pre_hook(_use_running_statistics)
 
 
 def head_of(model: nn.Module) -> str:
@@ -169,7 +169,7 @@ def _is_below(name: str, part: str) -> bool:
     return name == part or name.startswith(f"{part}.")
 
 
-def _stand_still(module: nn.Module, inputs: object) -> None:
+def _use_running_statistics(module: nn.Module, inputs: object) -> None:
     module.eval()
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from polyrhythm.claim import UNCLAIMED, Unclaimed
+from polyrhythm.claim import UNCLAIMED, Unclaimed, open_new
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.run_files import check_in_run, exists_in_run
+from polyrhythm.safetensors_file import write_safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,35 +64,26 @@ def save_weights(
 ) -> None:
     """Write a model's parameters and buffers as safetensors, atomically, with texts; see `read_metadata`.
 
-    Tied parameters, and parameters that are views of one vector, are written separately.
+    Tied parameters, and parameters that are views of one vector, are written separately. Tensors are not copied.
 
     Raises:
         RunError: the file cannot be written (no such folder, disk full, …).
         Superseded: another process has claimed the folder.
     """
-    tensors = {
-        # cloned, as safetensors refuses tensors that share memory
-        name: tensor.detach().to("cpu", copy=True).contiguous()
-        for name, tensor in model.state_dict().items()
-    }
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     # In a folder name that is not valid UTF-8, invalid bytes are kept as `\udcXX`.
     texts = {name: value.encode(errors="backslashreplace").decode() for name, value in metadata.items()}
     texts[_SUM] = tensors_digest(tensors)
     unfinished = claim.draft(path)
     try:
-        unfinished.unlink(
-            missing_ok=True
-        )  # a run may have reserved its room so; the library writes another file
-        unfinished.touch()
-        usual_mode = unfinished.stat().st_mode
-        save_file(tensors, unfinished, texts)
-        unfinished.chmod(usual_mode)  # the library lets only the owner read it
+        with open_new(unfinished) as file:
+            write_safetensors(file, tensors, texts)
         _flush_to_disk(unfinished)
         claim.publish(path)
         _flush_to_disk(path.parent)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         claim.check()
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reason = error.strerror or error
         raise RunError(f"cannot write the weights {path}: {reason}") from error
     finally:
         with suppress(OSError):  # there is none after success, nor where the folder is no folder
@@ -109,11 +101,11 @@ def read_metadata(path: Path) -> dict[str, str]:
         return {}
     try:
         with safe_open(file, framework="pt") as opened:
-            told = dict(opened.metadata() or {})
+            metadata = dict(opened.metadata() or {})
     except (OSError, SafetensorError) as error:
         raise RequestError(f"the weights file {file} is damaged ({error}): give another") from None
-    told.pop(_SUM, None)
-    return told
+    metadata.pop(_SUM, None)
+    return metadata
 
 
 def _file(path: Path) -> Path:

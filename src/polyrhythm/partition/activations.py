@@ -36,10 +36,10 @@ class Activations:
 
     Args:
         group: the workers that share the head.
-        name: distinguishes its messages from others on the same group.
+        name: prefix of its messages, unique within the group.
 
     Attributes:
-        received_bytes: received so far, without headers.
+        received_bytes: bytes received so far, without headers.
     """
 
     def __init__(self, group: Communicator, name: str = "activations") -> None:
@@ -67,9 +67,9 @@ class Activations:
         """
         return self._take(source, EXAMPLES, (-1, like.shape[-1]), like)
 
-    def start_to(self, to: int, pictures: Tensor) -> Handle:
+    def start_to(self, to: int, images: Tensor) -> Handle:
         """Start to send images, or parts of them, to another worker, which infers their number from the message."""
-        return start_send(self._group, to, pictures.detach().contiguous().reshape(-1), PICTURES)
+        return start_send(self._group, to, images.detach().contiguous().reshape(-1), PICTURES)
 
     def pictures(self, source: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Wait for the images, or parts of them, that another worker has started to send.

@@ -132,8 +132,8 @@ class Chain:
     Attributes:
         pieces: pieces in order.
         cuts: cuts between the links, one fewer.
-        seed: seeds what an operation of this number draws; None: nothing is seeded.
-        image_shape: (C, H, W).
+        seed: function that seeds the random numbers of an operation, given its number; None: not seeded.
+        image_shape: shape of an image, (C, H, W).
         dtype: dtype of images.
 
     Raises:
@@ -153,7 +153,7 @@ class Chain:
         results, operations = _tried(model, self._graph, image)
         self._shapes = {node: _shape_of(*results[node]) for node in results}
         self.cuts = tuple(self._cuts(results))
-        self.pieces = tuple(_told_apart(list(self._pieces(results, operations))))
+        self.pieces = tuple(_with_distinct_names(list(self._pieces(results, operations))))
 
     @property
     def graph(self) -> fx.Graph:
@@ -322,11 +322,11 @@ class Chain:
                 sum(operations.get(node, 0.0) for node in nodes),
                 () if cut is None else cut.numbers,
                 kept,
-                any(self._normalises(node) for node in nodes),
+                any(self._normalizes(node) for node in nodes),
             )
             start = stop
 
-    def _normalises(self, node: fx.Node) -> bool:
+    def _normalizes(self, node: fx.Node) -> bool:
         return node.op == "call_module" and any(
             isinstance(each, _BatchNorm) for each in self._model.get_submodule(str(node.target)).modules()
         )
@@ -522,7 +522,7 @@ def _numbers(value: Any) -> int:
     return 0
 
 
-def _told_apart(pieces: list[PieceSize]) -> Iterator[PieceSize]:
+def _with_distinct_names(pieces: list[PieceSize]) -> Iterator[PieceSize]:
     """Yield pieces with distinct names: where several end in a layer, `name#1`, `name#2`, and so on."""
     uses, seen = Counter(piece.name for piece in pieces), Counter[str]()
     for piece in pieces:

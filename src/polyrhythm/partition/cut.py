@@ -88,7 +88,8 @@ def cut(model: nn.Module, image: Tensor | None) -> Cut:
     Args:
         model: a `nn.Sequential`, or a network that ends in an `nn.Linear` or a `nn.Sequential` of such layers;
             not changed.
-        image: (1, C, H, W), to check that the two parts compute the same as the network; None if it has no numbers.
+        image: (1, C, H, W), to check that the two parts compute the same as the network; None, or on the meta device,
+            if it has no numbers.
 
     Raises:
         RequestError: it does not end so, or does more than run its children one after the other.
@@ -101,7 +102,7 @@ def cut(model: nn.Module, image: Tensor | None) -> Cut:
     ours = {id(parameter) for layer in found.layers for parameter in layer.linear.parameters()}
     if any(id(parameter) in ours for parameter in found.trunk.parameters()):
         raise RequestError(f"a fully connected layer shares its weights with others: {_MEND}")
-    if image is not None:
+    if image is not None and not image.is_meta:
         _try_out(model, found, image)
     return found
 

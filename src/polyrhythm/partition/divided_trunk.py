@@ -45,6 +45,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.partition.activations import Activations, added, neurons, others
 from polyrhythm.partition.chain import Chain
 from polyrhythm.partition.cut import OF_SINGLE_NUMBERS, Cut
+from polyrhythm.partition.held_rows import HeldRows
 from polyrhythm.training.model_sizes import Exchange
 
 Trunk = Literal["copied", "channels", "height"]
@@ -197,14 +198,14 @@ class DividedTrunk:
         return prod(shape) // shape[self._dim - 1] * width
 
     def exchanges(self, *, gradients: bool = True) -> tuple[Exchange, ...]:
-        """Return what workers send each other in a pass, in its order.
+        """Return the exchanges of the workers in a pass, in order.
 
         Args:
             gradients: whether any of its layers is trained; else nothing goes back.
         """
         workers = range(self.workers)
-        pictures = tuple(self.numbers(self.image, part) for part in self.held(self.image))
-        forward = [Exchange("own", (pictures,) * self.workers)]
+        images = tuple(self.numbers(self.image, part) for part in self.held(self.image))
+        forward = [Exchange("own", (images,) * self.workers)]
         backward: list[Exchange] = []
         for operation in self.operations:
             if operation.kind == "window":
@@ -235,7 +236,7 @@ class DividedTrunk:
         return (*forward, Exchange("head", ()), *turned)
 
     def _operation(self, node: fx.Node, known: set[fx.Node]) -> _Operation | None:
-        """Return what is done about an operation; None if it cannot be cut."""
+        """Return the divided form of an operation; None if it cannot be divided."""
         inputs = tuple(node.all_input_nodes)
         if not inputs or any(each not in known for each in inputs):
             return None
@@ -251,8 +252,8 @@ class DividedTrunk:
             self.pictures.add(node)
             return _Operation(node, "local", None, inputs)
         # Slices of images are not those of other values with as many channels.
-        pictures = not self.pictures.isdisjoint(inputs) and self.how == "channels"
-        if node.op == "call_function" and alike and not pictures and node.target in (*_SUMS, *_RELU):
+        images = not self.pictures.isdisjoint(inputs) and self.how == "channels"
+        if node.op == "call_function" and alike and not images and node.target in (*_SUMS, *_RELU):
             return _Operation(node, "local", None, inputs)
         if node.op == "call_function" and node.target is torch.cat and self.how == "height":
             dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
@@ -260,11 +261,11 @@ class DividedTrunk:
         return None
 
     def _layer(self, node: fx.Node, layer: nn.Module, inputs: tuple[fx.Node, ...]) -> _Operation | None:
-        """Return what is done about a layer; None if it cannot be cut."""
-        by_channels, of_pictures = self.how == "channels", inputs[0] in self.pictures
+        """Return the divided form of a layer; None if it cannot be divided."""
+        by_channels, of_images = self.how == "channels", inputs[0] in self.pictures
         if type(layer) is nn.Conv2d:
             return self._convolution(node, layer, inputs)
-        if by_channels and of_pictures:
+        if by_channels and of_images:
             return None  # which every worker has all channels of
         if type(layer) is nn.BatchNorm2d:
             return _Operation(node, "norm", layer, inputs)
@@ -292,7 +293,7 @@ class DividedTrunk:
 
 
 def _window(layer: nn.Module) -> _Window | None:
-    """Return what a row of a layer's outputs is computed from; None where that differs from row to row."""
+    """Return the input window of an output row of a layer; None if it differs between rows."""
     kernel, stride, padding, dilation = (
         _first(getattr(layer, name, 1)) for name in ("kernel_size", "stride", "padding", "dilation")
     )
@@ -312,7 +313,7 @@ def _second(value: Any) -> int:
 
 
 def common(first: slice, second: slice) -> slice:
-    """Return what two slices have in common, maybe an empty slice."""
+    """Return the intersection of two slices; it may be empty."""
     start = max(first.start, second.start)
     return slice(start, max(start, min(first.stop, second.stop)))
 
@@ -339,34 +340,36 @@ class TrunkPass:
     Args:
         trunk: layers that are cut.
         activations: exchange with the others.
+        held: rows of the layers that this worker has.
     """
 
-    def __init__(self, trunk: DividedTrunk, activations: Activations) -> None:
+    def __init__(self, trunk: DividedTrunk, activations: Activations, held: HeldRows) -> None:
         self._trunk = trunk
         self._dim = _DIMENSION[trunk.how]
         self._activations = activations
+        self._held = held
         self._trains = trunk.trains
         self._tape: list[tuple[_Operation, Backward]] = []
         self._counts: list[int] = []
 
-    def start(self, pictures: Tensor) -> list[Any]:
+    def start(self, images: Tensor) -> list[Any]:
         """Start to send this worker's images (R, C, H, W), or the rows that others need of them."""
         held, activations = self._trunk.held(self._trunk.image), self._activations
         return [
-            activations.start_to(to, self._part(pictures, held[to]))
+            activations.start_to(to, self._part(images, held[to]))
             for to in others(activations.rank, activations.size)
         ]
 
-    def forward(self, pictures: Tensor, sends: Sequence[bool]) -> list[Tensor]:
+    def forward(self, images: Tensor, sends: Sequence[bool]) -> list[Tensor]:
         """Compute forward; return the values behind the cut layers, of this worker's own images.
 
         Args:
-            pictures: (R, C, H, W), images of this worker, already sent; R may be 0.
+            images: (R, C, H, W), images of this worker, already sent; R may be 0.
             sends: whether each worker has sent its images.
         """
         trunk, rank = self._trunk, self._activations.rank
         part = trunk.held(trunk.image)[rank]
-        own = self._part(pictures, part)
+        own = self._part(images, part)
         shape = (-1, *own.shape[1:])
         everybodys = [
             own if source == rank else self._activations.pictures(source, shape, own) if sent else own[:0]
@@ -376,7 +379,7 @@ class TrunkPass:
         values = {trunk.image: torch.cat(everybodys)}
         self._tape = []
         if not any(self._counts):
-            return [self._own_value(node, pictures, 0) for node in trunk.outputs]
+            return [self._own_value(node, images, 0) for node in trunk.outputs]
         for operation in trunk.operations:
             value, backward = self._compute(operation, [values[each] for each in operation.inputs])
             values[operation.node] = value
@@ -431,7 +434,7 @@ class TrunkPass:
             return self._fetched(operation, inputs[0])
         if operation.kind == "norm" and self._trunk.how == "height":
             assert isinstance(operation.layer, nn.BatchNorm2d)
-            return self._normalised(operation.layer, inputs[0], self._trunk.shape(operation.node))
+            return self._normalized(operation.layer, inputs[0], self._trunk.shape(operation.node))
         mine = self._trunk.held(operation.node)[self._activations.rank]
         layer = operation.layer
         if mine.start == mine.stop:
@@ -441,9 +444,9 @@ class TrunkPass:
         parameters: list[tuple[Tensor, Tensor]] = []
         function: Callable[..., Tensor]
         if isinstance(layer, nn.BatchNorm2d):
-            function, parameters = _norm_of(layer, mine)
+            function, parameters = _norm_of(layer, mine, self._held)
         elif isinstance(layer, nn.Conv2d):  # each channel by itself
-            function, parameters = _convolution_of(layer, mine, mine.stop - mine.start)
+            function, parameters = _convolution_of(layer, mine, mine.stop - mine.start, self._held)
         elif layer is not None:
             copied = getattr(layer, "inplace", False)
             function = (lambda value: layer(value.clone())) if copied else layer
@@ -475,7 +478,7 @@ class TrunkPass:
         (node,) = operation.inputs
         held, needs, rows = trunk.held(node), trunk.needs(operation), sum(self._counts)
         mine, need = trunk.held(operation.node)[rank], needs[rank]
-        # Where every worker has all of it nothing is sent.
+        # Nothing is sent if every worker has all of it.
         given = [
             slice(0, 0) if whole(held[to], needs[to]) and to != rank else common(held[rank], needs[to])
             for to in range(trunk.workers)
@@ -517,13 +520,13 @@ class TrunkPass:
         layer, window = operation.layer, operation.window
         if window is None:
             assert isinstance(layer, nn.Conv2d)
-            return _convolution_of(layer, mine, 1)
+            return _convolution_of(layer, mine, 1, self._held)
         first, stop = _rows(window, mine)
         size = self._trunk.shape(operation.inputs[0])[1]
         above, below = max(0, min(-first, stop - first)), max(0, stop - max(size, first))
         return _rows_of(layer, above, below)
 
-    def _normalised(
+    def _normalized(
         self, layer: nn.BatchNorm2d, own: Tensor, shape: tuple[int, ...]
     ) -> tuple[Tensor, Backward]:
         """Normalize by the statistics of all rows, which the workers add up."""
@@ -625,17 +628,18 @@ def _add(parameter: Tensor | None, rows: slice, gradient: Tensor) -> None:
     parameter.grad[rows] += gradient
 
 
-def _leaf(parameter: Tensor | None, rows: slice) -> list[tuple[Tensor, Tensor]]:
+def _leaf(parameter: Tensor | None, rows: slice, held: HeldRows | None = None) -> list[tuple[Tensor, Tensor]]:
     if parameter is None:
         return []
-    return [(parameter, parameter.detach()[rows].requires_grad_(parameter.requires_grad))]
+    own, place = (parameter, rows) if held is None else held.of(parameter, rows)
+    return [(own, own.detach()[place].requires_grad_(parameter.requires_grad))]
 
 
 def _convolution_of(
-    layer: nn.Conv2d, channels: slice, groups: int
+    layer: nn.Conv2d, channels: slice, groups: int, held: HeldRows
 ) -> tuple[Callable[..., Tensor], list[tuple[Tensor, Tensor]]]:
     """Return a convolution's output channels as a function of its inputs."""
-    parameters = _leaf(layer.weight, channels) + _leaf(layer.bias, channels)
+    parameters = _leaf(layer.weight, channels, held) + _leaf(layer.bias, channels, held)
     weight, bias = parameters[0][1], parameters[1][1] if len(parameters) > 1 else None
 
     def function(value: Tensor) -> Tensor:
@@ -679,10 +683,10 @@ def _rows_of(
 
 
 def _norm_of(
-    layer: nn.BatchNorm2d, channels: slice
+    layer: nn.BatchNorm2d, channels: slice, held: HeldRows
 ) -> tuple[Callable[..., Tensor], list[tuple[Tensor, Tensor]]]:
     """Return batch normalization of some channels as a function, which changes their running statistics."""
-    parameters = _leaf(layer.weight, channels) + _leaf(layer.bias, channels)
+    parameters = _leaf(layer.weight, channels, held) + _leaf(layer.bias, channels, held)
     weight, bias = (parameters[0][1], parameters[1][1]) if layer.affine else (None, None)
 
     means, variances = layer.running_mean, layer.running_var

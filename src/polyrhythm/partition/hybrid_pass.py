@@ -61,6 +61,7 @@ from polyrhythm.partition.activations import (
 from polyrhythm.partition.branches import Branches, OwnedBranches
 from polyrhythm.partition.cut import Cut, Layer
 from polyrhythm.partition.divided_trunk import DividedTrunk, TrunkPass
+from polyrhythm.partition.held_rows import HeldRows
 from polyrhythm.training.forward_pass import by_running_statistics
 from polyrhythm.training.model_sizes import Exchange
 
@@ -102,7 +103,7 @@ class Pass(Protocol):
         """Compute a pass; see `HybridPass.run`."""
 
     def complete(self) -> None:
-        """Make what a worker has of its own layers alone, in addition to parameters, whole on all workers."""
+        """Complete the state of layers that one worker owns, parameters excluded, on all workers."""
 
 
 class HybridPass:
@@ -113,6 +114,7 @@ class HybridPass:
         group: the workers.
         scheme: examples that the head sees together, and layers of the trunk that are cut.
         divided: layers of the trunk that are cut; None: every worker has them all.
+        held: rows of divided layers that this worker has; None: it has all layers whole.
     """
 
     def __init__(
@@ -121,18 +123,21 @@ class HybridPass:
         group: Communicator,
         scheme: Scheme,
         divided: DividedTrunk | None = None,
+        held: HeldRows | None = None,
     ) -> None:
+        held = HeldRows(parts.like) if held is None else held
         self._parts = parts
+        self._like = held.like
         self._scheme = scheme
         self._activations = Activations(group)
         self._head = (
             OwnedBranches(parts, self._activations)
             if isinstance(parts, Branches)
-            else ShardedLayers(parts.layers, self._activations, wants_inputs=parts.trains_trunk)
+            else ShardedLayers(parts.layers, self._activations, held, wants_inputs=parts.trains_trunk)
         )
         self._divided = divided
         if divided is not None:
-            self._trunk = TrunkPass(divided, self._activations)
+            self._trunk = TrunkPass(divided, self._activations, held)
 
     @property
     def received_bytes(self) -> int:
@@ -179,7 +184,7 @@ class HybridPass:
     def _run_divided(self, divided: DividedTrunk, images: Tensor, loss: Loss, weight: float) -> float:
         """Run the rounds with the trunk's layers in them, since workers compute these together, too."""
         rank, size = self._activations.rank, self._activations.size
-        like = self._parts.like
+        like = self._like
         images = images.to(like.dtype)
         gradients = like.new_zeros(len(images), self._parts.features)
         value, count = 0.0, rounds(self._scheme, size)
@@ -223,7 +228,7 @@ class HybridPass:
             with torch.enable_grad():
                 features: Tensor = self._parts.trunk(images)
             return features
-        like = self._parts.like
+        like = self._like
         return torch.zeros(0, self._parts.features, dtype=like.dtype, device=like.device)
 
     def _send(self, features: Tensor, number: int) -> list[Handle]:
@@ -274,10 +279,18 @@ def _loss_of(logits: Tensor, mine: slice, share: float, of_loss: tuple[Loss, flo
 
 @dataclass(frozen=True)
 class _Call:
-    """State for a layer's backward pass: its inputs, its slice of the parameters, and its outputs."""
+    """State for a layer's backward pass.
+
+    Attributes:
+        inputs: (R, A), inputs of the layer.
+        slices: weight and bias, if any, each with this worker's rows in it.
+        sums: (R, n_s), products of weights and inputs, with the bias.
+        outputs: (R, n_s), values of the elementwise modules for these.
+    """
 
     inputs: Tensor
-    slices: list[tuple[Tensor, Tensor]]
+    slices: list[tuple[Tensor, slice]]
+    sums: Tensor
     outputs: Tensor
 
 
@@ -287,12 +300,16 @@ class ShardedLayers:
     Args:
         layers: the layers of the head; gradients are added to this worker's rows only.
         activations: exchange with the others.
+        held: rows of the layers that this worker has.
         wants_inputs: whether the gradient of the first layer's inputs is needed.
     """
 
-    def __init__(self, layers: Sequence[Layer], activations: Activations, *, wants_inputs: bool) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], activations: Activations, held: HeldRows, *, wants_inputs: bool
+    ) -> None:
         self._layers = layers
         self._activations = activations
+        self._held = held
         self._wants_inputs = wants_inputs
         workers = activations.size
         self._places = [neurons(layer.linear.out_features, workers) for layer in layers]
@@ -343,7 +360,9 @@ class ShardedLayers:
         gradient = _joined(self._activations.swap(gradient.split(widths, dim=1), shapes), dim=0)
         partial: Tensor | None = None
         for number in reversed(range(len(self._layers))):
-            partial = _backward(self._calls[number], gradient, self._places[number][rank])
+            wants_inputs = self._wants_inputs or number > 0
+            alone = len(counts) == 1
+            partial = _backward(self._calls[number], gradient, wants_inputs=wants_inputs, alone=alone)
             if number:
                 assert partial is not None, "all layers but the first want to know of their inputs"
                 widths = self._widths(number - 1)
@@ -354,17 +373,14 @@ class ShardedLayers:
 
     def _call(self, number: int, layer: Layer, inputs: Tensor) -> _Call:
         place = self._places[number][self._activations.rank]
-        linear = layer.linear
-        leaf = inputs.detach().requires_grad_(self._wants_inputs or number > 0)
-        weight = linear.weight.detach()[place].requires_grad_(linear.weight.requires_grad)
-        slices: list[tuple[Tensor, Tensor]] = [(linear.weight, weight)]
-        bias = None
-        if linear.bias is not None:
-            bias = linear.bias.detach()[place].requires_grad_(linear.bias.requires_grad)
-            slices.append((linear.bias, bias))
+        linear, inputs = layer.linear, inputs.detach()
+        parameters = [each for each in (linear.weight, linear.bias) if each is not None]
+        slices = [self._held.of(parameter, place) for parameter in parameters]
+        sums = functional.linear(inputs, *[parameter.detach()[rows] for parameter, rows in slices])
+        sums.requires_grad_()
         with torch.enable_grad():
-            outputs = layer.after(functional.linear(leaf, weight, bias))
-        return _Call(leaf, slices, outputs)
+            outputs = layer.after(sums.clone())  # modules may work in place
+        return _Call(inputs, slices, sums, outputs)
 
     def _widths(self, number: int) -> list[int]:
         return [place.stop - place.start for place in self._places[number]]
@@ -374,18 +390,28 @@ def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
-def _backward(call: _Call, gradient: Tensor, place: slice) -> Tensor | None:
-    """Add to the gradients of a slice's parameters; return that of the inputs, if it is needed."""
-    trained = [(parameter, leaf) for parameter, leaf in call.slices if leaf.requires_grad]
-    leaves = [leaf for _, leaf in trained] + ([call.inputs] if call.inputs.requires_grad else [])
-    if not leaves:
+def _backward(call: _Call, gradient: Tensor, *, wants_inputs: bool, alone: bool) -> Tensor | None:
+    """Add to the gradients of a slice's parameters; return that of the inputs, if it is wanted.
+
+    Workers that share a layer compute them into the gradients, since a product apart is as large as the slice. One
+    worker `alone` rounds as autograd does.
+    """
+    if not (wants_inputs or any(parameter.requires_grad for parameter, _ in call.slices)):
         return None
-    found = torch.autograd.grad(call.outputs, leaves, gradient)
-    for (parameter, _), slice_gradient in zip(trained, found, strict=False):
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        parameter.grad[place] += slice_gradient
-    return found[-1] if call.inputs.requires_grad else None
+    (inner,) = torch.autograd.grad(call.outputs, call.sums, gradient)
+    for parameter, rows in call.slices:
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            part = parameter.grad[rows]
+            if part.dim() == 1:
+                part += inner.sum(0)
+            elif alone:
+                part += inner.t().mm(call.inputs)
+            else:
+                part.addmm_(inner.t(), call.inputs)
+    weight, rows = call.slices[0]
+    return inner.mm(weight.detach()[rows]) if wants_inputs else None
 
 
 @dataclass(frozen=True)
@@ -447,7 +473,7 @@ class DryRunPass:
 
     def _run_divided(self, batch: int) -> float:
         rank, size = self._rank, self._size
-        pictures, *others_of_pass = self._sizes.exchanges
+        images, *others_of_pass = self._sizes.exchanges
         head = next(number for number, each in enumerate(others_of_pass) if each.kind == "head")
 
         def start(number: int) -> list[Handle]:
@@ -462,7 +488,7 @@ class DryRunPass:
                     to,
                     Message(
                         Kind.VECTOR,
-                        self._numbers(pictures.sent(rank, to, of_others)),
+                        self._numbers(images.sent(rank, to, of_others)),
                         step=rows,
                         tag=PICTURES,
                     ),

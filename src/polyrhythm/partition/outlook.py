@@ -199,7 +199,7 @@ def best_copies(
             tuple(workers * (stage + 1) // stages - workers * stage // stages for stage in range(stages))
             for stages in range(2, min(most, _MOST_SEARCHED) + 1)
         ]
-        plan = _of_programme(pieces, workers, work_of(starts[0]), pace_of(starts[0]))
+        plan = _by_programming(pieces, workers, work_of(starts[0]), pace_of(starts[0]))
         for start in [*starts, plan] if len(plan) > 1 else starts:
             _pass_on(start, cost)
     return min(known, key=lambda copies: (round(known[copies], 12), len(copies), copies))
@@ -327,7 +327,7 @@ def planned(layers: Sequence[LayerCost], ranks: int, bandwidth_bytes_per_s: floa
     return min(plans, key=lambda plan: (plan.seconds, len(plan.copies)))
 
 
-def _of_programme(pieces: Sequence[PieceSize], workers: int, work: Work, pace: Pace) -> tuple[int, ...]:
+def _by_programming(pieces: Sequence[PieceSize], workers: int, work: Work, pace: Pace) -> tuple[int, ...]:
     """Return the stages' numbers of copies by PipeDream's dynamic program; the result may be a single stage."""
     step = max(pace.step_s) * workers / work.microbatches
     of_microbatch = work.images / work.microbatches * work.number_bytes
@@ -363,7 +363,7 @@ def _joined(layers: Sequence[LayerCost], most: int) -> list[LayerCost]:
 
 
 def _first_guesses(pieces: Sequence[PieceSize], stages: int, work: Work, pace: Pace) -> list[Bounds]:
-    """Return what the rules choose that look at stages alone."""
+    """Return the cuts of the rules that consider stages alone."""
     found = [balanced(pieces, stages), tuple(len(pieces) * stage // stages for stage in range(stages + 1))]
     slowest_link, step = min(pace.bytes_per_s), max(pace.step_s)
     if slowest_link < float("inf") and len(pieces) * stages <= 400:
@@ -487,22 +487,22 @@ class PipelineForecast:
             )
             for rank in range(len(self.ranks))
         ]
-        told = "; ".join(
-            f"{number}: {name}, {told_bytes(needs.most)}"
+        stages = "; ".join(
+            f"{number}: {name}, {bytes_text(needs.most)}"
             for number, (name, needs) in enumerate(zip(names, self.ranks, strict=True))
         )
         what = "stages" if chunks == 1 else f"ranks of {chunks} stages"
-        time = "" if self.step_s is None else f"{told_seconds(self.step_s)} a step, "
+        time = "" if self.step_s is None else f"{seconds_text(self.step_s)} a step, "
         idle = f"{100 * self.bubble:.0f} % of it idle"
-        return f"pipeline of {len(self.ranks)} {what} ({told}); {time}{idle}, by prediction"
+        return f"pipeline of {len(self.ranks)} {what} ({stages}); {time}{idle}, by prediction"
 
 
-def told_seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
     """Return a time in a unit that people read, as reports write it: `9.5 s`, `23 ms`."""
     return f"{1000 * seconds:.2g} ms" if seconds < 0.0995 else f"{seconds:.1f} s"
 
 
-def told_bytes(count: int) -> str:
+def bytes_text(count: int) -> str:
     """Return bytes in a unit that people read."""
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
         if count >= size:

@@ -13,17 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
-from polyrhythm.partition.activations import Activations, neurons
-from polyrhythm.partition.branches import Branches
+from polyrhythm.partition.activations import neurons
+from polyrhythm.partition.branches import Branches, parts_of
 from polyrhythm.partition.cut import Cut
 from polyrhythm.partition.divided_trunk import DividedTrunk, Trunk, cut_rows
+from polyrhythm.partition.held_rows import HeldRows
 from polyrhythm.partition.hybrid_pass import DryRunPass, HeadSizes, HybridPass, Pass, Scheme
-from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.flat_parameters import FlatParameters, View
 from polyrhythm.training.model_sizes import ModelSizes
+from polyrhythm.training.stage_parameters import StageParameters, hold
 
 
 class Ownership:
@@ -40,7 +42,6 @@ class Ownership:
 
     def __init__(self, vector: Tensor, tensors: Sequence[tuple[int, int, int]], workers: int) -> None:
         tensors = sorted(tensors)
-        self._vector = vector
         bounds = [0, *(bound for start, stop, _ in tensors for bound in (start, stop)), len(vector)]
         self.shared = [
             slice(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True) if pair[0] < pair[1]
@@ -96,72 +97,106 @@ class Ownership:
         """Return the pieces of the head that a worker trains, in order."""
         return self._pieces[worker]
 
-    def gather(self, activations: Activations) -> None:
-        """Complete the vector on all workers, which must all call it, in place.
-
-        Args:
-            activations: exchange with the others.
-        """
-        own = self._joined(activations.rank).reshape(1, -1)
-        shapes = [(1, sum(piece.stop - piece.start for piece in pieces)) for pieces in self._pieces]
-        taken = activations.swap([own] * activations.size, shapes)
-        for worker, numbers in enumerate(taken):
-            start = 0
-            for piece in self._pieces[worker] if worker != activations.rank else []:
-                stop = start + piece.stop - piece.start
-                self._vector[piece].copy_(numbers[0, start:stop])
-                start = stop
-
-    def _joined(self, worker: int) -> Tensor:
-        pieces = [self._vector[piece] for piece in self._pieces[worker]]
-        return torch.cat(pieces) if pieces else self._vector[:0]
+    def views(self, flat: FlatParameters, worker: int) -> list[View]:
+        """Return what a worker trains of each parameter, the shared ones included, as views of the same parameters."""
+        pieces = [*self.shared, *self._pieces[worker]]
+        found = []
+        for view in flat.views:
+            for piece in pieces:
+                start, stop = max(view.start, piece.start), min(view.stop, piece.stop)
+                if start < stop:
+                    found.append(replace(view, start=start, stop=stop))
+        return found
 
 
 @dataclass(frozen=True)
 class Division:
-    """Division of a network among workers.
+    """Division of a network among workers, on one of them.
 
     Attributes:
         ownership: numbers that each worker trains.
+        own: parameters of this worker: those that all train, and its pieces.
         passes: function of the workers and the scheme that returns one worker's passes.
     """
 
     ownership: Ownership
+    own: StageParameters
     passes: Callable[[Communicator, Scheme], Pass]
 
 
 def division(
-    flat: FlatParameters, parts: Cut | Branches, workers: int, divided: DividedTrunk | None = None
+    model: nn.Module, flat: FlatParameters, image: Tensor, how: Trunk, workers: int, rank: int
 ) -> Division:
     """Return the division of a network that is computed.
 
     Args:
+        model: network; on the meta device, what this worker computes with gets memory, in place.
         flat: parameters of the network.
-        parts: parts of the network.
+        image: zeros in the shape of an input image, (1, C, H, W), on the device of the computation.
+        how: division of the layers before the head; not by channels on the meta device.
         workers: workers that share the head.
-        divided: layers of the trunk that they share, too; None: every worker has them all.
+        rank: rank of this worker.
 
     Raises:
-        RequestError: elements of the trunk lie between or behind those of the head.
+        RequestError: the network cannot be divided so.
     """
+    hollow = flat.vector.is_meta
+    parts = parts_of(model, torch.empty_like(image, device="meta") if hollow else image)
+    divided = None if hollow else divided_trunk(parts, image, how, workers)
+    ownership = Ownership.of(flat, parts, workers, divided)
+    if workers == 1:
+        own = StageParameters(flat, [flat.views])
+        return Division(ownership, own, lambda group, scheme: HybridPass(parts, group, scheme))
+    owned = [ownership.views(flat, worker) for worker in range(workers)]
+    apart = {id(view.parameter): view for view in flat.views}  # divided, or of other workers alone
+    for view in owned[rank]:
+        if view.stop - view.start == view.parameter.numel():
+            del apart[id(view.parameter)]
+    held: dict[int, nn.Parameter] = {}
+    if hollow:
+        used = [parameter for parameter in model.parameters() if id(parameter) not in apart]
+        held = hold(model, used, image.device)
+        divided = divided_trunk(parts, image, how, workers)
+    rows: dict[int, nn.Parameter] = {}
+    for parameter in (view.parameter for view in apart.values()):
+        none = torch.empty(0, *parameter.shape[1:], dtype=parameter.dtype, device=image.device)
+        rows[id(parameter)] = nn.Parameter(none, requires_grad=parameter.requires_grad)
+    mine = []
+    for view in owned[rank]:
+        parameter = view.parameter
+        if id(parameter) not in apart:
+            mine.append(replace(view, parameter=held.get(id(parameter), parameter)))
+            continue
+        width = parameter.numel() // len(parameter)
+        first = apart[id(parameter)].start
+        part = parameter.detach()[(view.start - first) // width : (view.stop - first) // width]
+        if hollow:
+            part = torch.empty_like(part, device=image.device)
+        rows[id(parameter)] = nn.Parameter(part, requires_grad=parameter.requires_grad)
+        mine.append(replace(view, parameter=rows[id(parameter)]))
+    owned[rank] = mine
+    own = StageParameters(
+        flat, owned, rank, image.device, gradients=False
+    )  # worker 0 has the whole network now
+    of_worker = HeldRows(own.flat.vector[:0], rows)
     return Division(
-        Ownership.of(flat, parts, workers, divided),
-        lambda group, scheme: HybridPass(parts, group, scheme, divided),
+        ownership, own, lambda group, scheme: HybridPass(parts, group, scheme, divided, of_worker)
     )
 
 
-def dry_division(flat: FlatParameters, sizes: ModelSizes, workers: int) -> Division:
+def dry_division(flat: FlatParameters, sizes: ModelSizes, workers: int, rank: int) -> Division:
     """Return the division of a network that only its messages are known of.
 
     Args:
-        flat: stands for its parameters.
+        flat: proxy of its parameters.
         sizes: sizes of the network; without a head nothing is shared.
         workers: workers that share the head.
+        rank: rank of this worker.
     """
     features, *widths = sizes.head or (0,)
     ownership = Ownership.of_sizes(flat, sizes, workers)
     trains = bool(ownership.shared) or bool(sizes.owned)
-    told = HeadSizes(
+    head_sizes = HeadSizes(
         features,
         tuple(widths),
         trains,
@@ -169,7 +204,9 @@ def dry_division(flat: FlatParameters, sizes: ModelSizes, workers: int) -> Divis
         flat.stands_for,
         sizes.exchanges if workers > 1 else (),
     )
-    return Division(ownership, lambda group, scheme: DryRunPass(told, group, scheme))
+    pieces = [[*ownership.shared, *ownership.pieces(worker)] for worker in range(workers)]
+    own = StageParameters.in_place(flat, pieces, rank)
+    return Division(ownership, own, lambda group, scheme: DryRunPass(head_sizes, group, scheme))
 
 
 def divided_trunk(parts: Cut | Branches, image: Tensor, how: Trunk, workers: int) -> DividedTrunk | None:

@@ -45,8 +45,8 @@ class Pipelined:
         rows: images of each microbatch.
         first: number of its first microbatch in the run, by which messages are known.
         learning_rate: learning rate to update with after it.
-        pass_time: lets a share of a step's time pass, where time is virtual; its text describes the activity.
-        lap: notes what has just been done, for the worker's timings: which part of the step it belongs to, and what.
+        pass_time: function that advances virtual time by a share of a step's time; its text names the activity.
+        lap: function that records the phase and the activity that have just ended, for the worker's timings.
         stop: whether any stage is known to want to stop after it.
         loss: the sum of its microbatches' shares of the mean loss, as far as they are known.
     """
@@ -179,7 +179,7 @@ class PipelinePass:
             batch.stop = batch.stop or message.stop
             values.append(stage.take(number, message, position))
         batch.lap("other", WAIT)
-        what = self._told("forward", unit)
+        what = self._unit_name("forward", unit)
         self._pass(batch, stage, rows, FORWARD_SHARE, what)
         self.live += 1
         self.most_live = max(self.most_live, self.live)
@@ -230,7 +230,7 @@ class PipelinePass:
             batch.stop = batch.stop or message.stop
             gradients.append(stage.take_gradient(number, message, position))
         batch.lap("other", WAIT)
-        what, split = self._told("backward", unit), self.schedule.splits_backward
+        what, split = self._unit_name("backward", unit), self.schedule.splits_backward
         whole = 1 - FORWARD_SHARE
         share = whole / (2 if split else 1) + (FORWARD_SHARE if stage.recomputes else 0)
         self._pass(batch, stage, rows, share, what)
@@ -248,16 +248,16 @@ class PipelinePass:
         batch.lap("backward", what)
 
     def _weights(self, unit: Unit, batch: Pipelined) -> None:
-        stage, what = self.stages[unit.chunk], self._told("weights", unit)
+        stage, what = self.stages[unit.chunk], self._unit_name("weights", unit)
         rows = batch.rows[unit.microbatch % self.microbatches]
         self._pass(batch, stage, rows, (1 - FORWARD_SHARE) / 2, what)
         stage.weights(unit.microbatch)
         batch.lap("backward", what)
 
-    def _told(self, what: str, unit: Unit) -> str:
+    def _unit_name(self, what: str, unit: Unit) -> str:
         """Return a unit's name in a timeline: `forward 3`, and the stage where a rank has several."""
-        told = f"{what} {unit.microbatch % self.microbatches}"
-        return told if len(self.stages) == 1 else f"{told} of stage {self._place(unit)}"
+        text = f"{what} {unit.microbatch % self.microbatches}"
+        return text if len(self.stages) == 1 else f"{text} of stage {self._place(unit)}"
 
     def _pass(self, batch: Pipelined, stage: StageWork, rows: int, share: float, what: str) -> None:
         """Let the time of a unit pass: K workers' images pass through a stage, `rows` of them in this unit."""
@@ -328,7 +328,7 @@ class SizedStage:
         self._made = made
 
     def forward(self, numbers: Sequence[int], values: Sequence[list[Tensor]]) -> list[list[Tensor]]:
-        """Return what stands for the values for the next stage."""
+        """Return proxies of the values for the next stage."""
         return [[self._made(number, size) for size in self._after] for number in numbers]
 
     def take(self, number: int, message: Message, position: int) -> Tensor:

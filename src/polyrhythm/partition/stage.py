@@ -282,12 +282,12 @@ class Microbatch:
     """Facts about a microbatch that a stage needs.
 
     Attributes:
-        images: (n, C, H, W).
-        rows: n.
-        loss: maps logits (n, classes) to their mean loss, ().
+        images: images, (n, C, H, W).
+        rows: number of images, n.
+        loss: function from logits, (n, classes), to their mean loss, ().
         share: share of its batch's mean loss that is its own: n / B.
         scale: scale of its gradients: the same, or 1 where an update follows it.
-        seed: fixes what an operation draws, from its place in the network.
+        seed: function that seeds the random numbers of an operation, given its place in the network.
         position: position in its batch.
     """
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -210,8 +210,8 @@ class OptimizerBytes:
     """Memory of an optimizer, in vectors of the size of the updated one.
 
     Attributes:
-        state: state that it keeps.
-        step: step that it needs in addition to while it makes a step.
+        state: size of its state.
+        step: size of temporary memory during a step, in addition to the state.
     """
 
     state: float
@@ -219,9 +219,10 @@ class OptimizerBytes:
 
 
 def optimizer_bytes(plan: OptimizerPlan) -> OptimizerBytes:
-    """Return what an optimizer takes, as two steps of a small vector do."""
+    """Return the bytes of an optimizer, measured by two steps of a small vector."""
     if not plan.spans:
         return OptimizerBytes(0.0, 0.0)
+    plan = replace(plan, clip_norm=None)
     like = plan.part(plan.spans[0].start, min(plan.spans[0].stop, plan.spans[0].start + _TRIED))
     size = like.spans[0].stop
     vector, gradient = torch.zeros(size), torch.ones(size)
@@ -315,7 +316,7 @@ def rank_bytes(
     recomputes: bool = False,
     copies: tuple[int, ...] = (),
 ) -> RankBytes:
-    """Return what a rank needs in training.
+    """Return the bytes of a rank in training.
 
     Args:
         chain: the network.
@@ -367,7 +368,7 @@ def rank_bytes(
 
 
 def testing_bytes(model: nn.Module, image_shape: Sequence[int], rows: int) -> int:
-    """Return what testing a network takes at most next to its parameters.
+    """Return the peak bytes of testing a network, in addition to its parameters.
 
     Args:
         model: model on any device; left as it was.

@@ -32,12 +32,13 @@ from torch.utils._pytree import tree_leaves
 
 from polyrhythm.cost.convolution import Convolution
 from polyrhythm.errors import RequestError
+from polyrhythm.models.architectures.sizes import SizesAlone
 
 LOSS = "(loss)"
 
 
 @dataclass(kw_only=True)
-class AnalysedLayer:
+class AnalyzedLayer:
     """Cost of a module itself, without the modules in it, for one batch.
 
     Attributes:
@@ -50,7 +51,7 @@ class AnalysedLayer:
         depth: the sum of its operations' depths.
         output: shape of what it returns last.
         saved_bytes: bytes of activations that the backward pass needs, and that no layer before keeps.
-        convolutions: convolutions that it computes.
+        convolutions: convolutions of the layer.
     """
 
     name: str
@@ -83,7 +84,7 @@ class Analysis:
         activation_bytes: kept for the backward pass.
     """
 
-    layers: tuple[AnalysedLayer, ...]
+    layers: tuple[AnalyzedLayer, ...]
     batch: int
     parameters: int
     parameter_bytes: int
@@ -110,8 +111,8 @@ class Analysis:
         return (2 + states) * self.parameter_bytes + self.buffer_bytes + self.activation_bytes
 
 
-def analyse(model: nn.Module, image_shape: tuple[int, int, int], batch: int) -> Analysis:
-    """Count what one training step of a classifier costs.
+def analysis_of(model: nn.Module, image_shape: tuple[int, int, int], batch: int) -> Analysis:
+    """Return the cost of one training step of a classifier.
 
     Args:
         model: model on the meta device; its gradients are set.
@@ -150,8 +151,8 @@ def analyse(model: nn.Module, image_shape: tuple[int, int, int], batch: int) -> 
         with counting:
             loss.backward()
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise RequestError(f"this network cannot be analyzed at batch {batch}: {said:.300}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RequestError(f"this network cannot be analyzed at batch {batch}: {reason:.300}") from error
     finally:
         layers.close()
     multiply_adds, work, depth = forward
@@ -183,7 +184,9 @@ def step_multiply_adds(model: nn.Module, image_shape: tuple[int, int, int], batc
     Raises:
         RequestError: the network cannot run on shapes alone.
     """
-    pair = analyse(model, image_shape, 2)  # one image alone is too few for batch normalization
+    if isinstance(model, SizesAlone):
+        return model.multiply_adds * batch
+    pair = analysis_of(model, image_shape, 2)  # one image alone is too few for batch normalization
     return (pair.multiply_adds + pair.backward_multiply_adds) / 2 * batch
 
 
@@ -192,7 +195,7 @@ class _Layers:
 
     def __init__(self, model: nn.Module) -> None:
         self._known = {
-            name: AnalysedLayer(
+            name: AnalyzedLayer(
                 name=name,
                 kind=type(module).__name__,
                 parameters=sum(
@@ -201,16 +204,16 @@ class _Layers:
             )
             for name, module in model.named_modules()
         }
-        self._known[LOSS] = AnalysedLayer(name=LOSS, kind="CrossEntropyLoss", parameters=0)
-        self.used: list[AnalysedLayer] = []
-        self._running: list[AnalysedLayer] = []
+        self._known[LOSS] = AnalyzedLayer(name=LOSS, kind="CrossEntropyLoss", parameters=0)
+        self.used: list[AnalyzedLayer] = []
+        self._running: list[AnalyzedLayer] = []
         self._hooks = []
         for name, module in model.named_modules():
             self._hooks.append(module.register_forward_pre_hook(self._entering(name)))
             self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
 
     @property
-    def current(self) -> AnalysedLayer:
+    def current(self) -> AnalyzedLayer:
         """The innermost that is running."""
         return self._running[-1]
 
@@ -283,7 +286,7 @@ class _Counting(TorchDispatchMode):
         return result
 
 
-def _note_convolution(layer: AnalysedLayer, args: Any, output: Tensor) -> None:
+def _note_convolution(layer: AnalyzedLayer, args: Any, output: Tensor) -> None:
     images, weight, _, stride, padding, dilation, _, _, groups = args
     if weight.dim() != 4:
         return

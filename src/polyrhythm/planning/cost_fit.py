@@ -27,21 +27,27 @@ from polyrhythm.planning.intervals import t_quantile
 Numbers = NDArray[np.float64]
 Simulate = Callable[[int, Numbers], float]
 """Returns the seconds of a measured set-up, by its place, at some costs relative to the first guess."""
+Ask = tuple[int, Numbers]
+SimulateAll = Callable[[Sequence[Ask]], Sequence[float]]
+"""As `Simulate` for several set-ups and costs, which do not depend on each other."""
 
 ASSUMED_ERROR = 0.05
 """Relative error of a measurement, where there are as many unknowns as measurements."""
 _LEAST_ERROR = 0.005  # dry runs with drawn step times are no more exact
 _STEP = 0.3  # in logarithms, for slopes: where arrival decides, seconds jump by a percent or two
 _EXACT, _SURPRISE = 5e-4, 0.05  # in logarithms: the fit is exact; slopes are computed again
+_TRUSTED = 0.001  # in logarithms: a change of seconds that the model is trusted with
 _ROUNDS, _EXACT_ROUNDS = (
     6,
     16,
 )  # simulations at a minimum of the model; with as many unknowns as measurements
 _SHARES = (1.0, 0.5, 1.5, 0.25, 2.0, 0.75, 3.0)  # shares of the way to the model's minimum, tried in turn
+_FAILURES = 2  # rounds in a row without a gain, with more measurements than unknowns
 _GAIN = 0.03  # share of the squared error that another round must promise to take away
 _ABOVE = 0.02
 _FARTHEST = 2.0  # a logarithm moves at most so much between two simulations
 _FELT = 0.02  # slope in logarithms
+_FIRST_FELT = (1.5, 3.0, 4.5, 6.0, 7.5, 9.0)  # larger logarithms at which a cost that overlaps is first felt
 _PROBES = (math.log(4), math.log(32))
 _WIDEST = math.log(1000)
 
@@ -53,6 +59,10 @@ class _Plane:
     at: Numbers
     seconds: float
     slopes: Numbers
+
+    def feels(self, place: int) -> bool:
+        """Return whether a cost changes the seconds enough for the search to move it."""
+        return bool(self.slopes[place] * self.at[place] > _FELT / 10 * self.seconds)
 
     def seconds_at(self, costs: Numbers) -> float:
         """Return the seconds of the plane at some costs."""
@@ -108,22 +118,58 @@ class CostFit:
         return found
 
 
-def fit_costs(simulate: Simulate, measured: Sequence[float], matters: NDArray[np.bool_]) -> CostFit:
+def fit_costs(
+    simulate: Simulate,
+    measured: Sequence[float],
+    matters: NDArray[np.bool_],
+    *,
+    simulate_all: SimulateAll | None = None,
+    compare_all: SimulateAll | None = None,
+    same_as: Sequence[int] | None = None,
+) -> CostFit:
     """Fit costs to measured seconds.
 
     Args:
         simulate: the expensive simulation.
         measured: seconds, positive.
         matters: (measurements, costs); False where a cost cannot change a set-up's seconds.
+        simulate_all: the same for several at a time; None: one after another.
+        compare_all: seconds of shorter simulations, for ratios alone; None: `simulate_all`.
+        same_as: place of the first measurement of the same set-up, for every measurement; None: all differ.
     """
-    return _Fit(simulate, np.asarray(measured, dtype=np.float64), matters).result()
+    places = range(len(measured)) if same_as is None else same_as
+    runs = _Runs(simulate_all or (lambda asks: [simulate(*ask) for ask in asks]), matters, places)
+    ratios = runs if compare_all is None else _Runs(compare_all, matters, places)
+    return _Fit(runs, ratios, np.asarray(measured, dtype=np.float64), matters).result()
+
+
+class _Runs:
+    """Simulated seconds by set-up and costs, so that none is simulated twice."""
+
+    def __init__(self, simulate_all: SimulateAll, matters: NDArray[np.bool_], same_as: Sequence[int]) -> None:
+        self._simulate_all = simulate_all
+        self._matters = matters
+        self._same_as = same_as
+        self._known: dict[tuple[int, bytes], float] = {}
+
+    def seconds(self, asks: Sequence[tuple[int, Numbers]]) -> Numbers:
+        """Return the seconds of set-ups at logarithms of costs."""
+        keys = [self._key(*ask) for ask in asks]
+        missing = {key: ask for key, ask in zip(keys, asks, strict=True) if key not in self._known}
+        found = self._simulate_all([(self._same_as[row], np.exp(logs)) for row, logs in missing.values()])
+        self._known.update(zip(missing, found, strict=True))
+        return np.asarray([self._known[key] for key in keys])
+
+    def _key(self, row: int, logs: Numbers) -> tuple[int, bytes]:
+        return self._same_as[row], np.where(self._matters[row], logs, 0.0).tobytes()
 
 
 class _Fit:
     """One fit: its models and the best point that was simulated."""
 
-    def __init__(self, simulate: Simulate, measured: Numbers, matters: NDArray[np.bool_]) -> None:
-        self._simulate = simulate
+    def __init__(self, runs: _Runs, ratios: _Runs, measured: Numbers, matters: NDArray[np.bool_]) -> None:
+        self._runs = runs
+        self._ratios = ratios
         self._measured = measured
         self._matters = matters
         self._rows = range(len(measured))
@@ -131,7 +177,14 @@ class _Fit:
 
     def result(self) -> CostFit:
         """Fit, and find the intervals."""
-        logs, seconds = self._search(self._where_costs_are_felt())
+        start = np.zeros(self._matters.shape[1])
+        self._learn(self._rows, start, self._simulated(start))
+        logs, seconds = self._search(self._where_costs_are_felt(start))
+        again = self._where_costs_are_felt(logs)
+        if (again != logs).any():  # at the first guess, another cost that is too large hid one
+            found, there = self._search(again)
+            if _squares(there / self._measured) < _squares(seconds / self._measured):
+                logs, seconds = found, there
         felt = np.abs(self._slopes(logs)).max(axis=0) > _FELT
         missed = np.log(seconds / self._measured)
         spare = len(missed) - int(felt.sum())
@@ -139,8 +192,9 @@ class _Fit:
         low, high = self._intervals(logs, (t_quantile(spare) * error) ** 2)
         undetermined = np.flatnonzero(((low == 0) | np.isinf(high)) & (logs != 0))
         kept = self._with_guesses(logs, undetermined)
-        if not np.array_equal(kept, logs):
-            logs, seconds = kept, self._simulated(kept)
+        kept_seconds = self._simulated(kept)
+        if _squares(kept_seconds / self._measured) <= float(missed @ missed) + _unseen(len(missed)):
+            logs, seconds = kept, kept_seconds
         slopes = self._slopes(logs)
         return CostFit(
             costs=np.exp(logs),
@@ -160,36 +214,35 @@ class _Fit:
             free[place] = False
             tried = self._minimum(np.where(free, logs, 0.0), free, self._rows)
             left = self._missed(tried, self._rows)
-            if float(left @ left) <= float(missed @ missed) + len(left) * _LEAST_ERROR**2 / 4:
+            if float(left @ left) <= float(missed @ missed) + _unseen(len(left)):
                 logs = tried
             else:
                 free[place] = True
         return logs
 
-    def _where_costs_are_felt(self) -> Numbers:
-        """Return a start at which every cost changes some set-up, as far as one may be found by making it larger."""
-        count = self._matters.shape[1]
-        logs = np.zeros(count)
-        base = [self._simulate(row, np.exp(logs)) for row in self._rows]
-        for row in self._rows:
-            self._learn(row, logs, base[row])
-        faster = [row for row in self._rows if base[row] < self._measured[row]]
-        for place in range(count):
-            if (
-                max((plane.slopes[place] for model in self._models for plane in model.planes), default=0.0)
-                > 0
-            ):
-                continue
+    def _where_costs_are_felt(self, start: Numbers) -> Numbers:
+        """Return costs at which every cost changes some set-up that is too fast at the start, as far as they are found.
+
+        Only costs that have changed nothing so far are made larger.
+        """
+        logs, base = start, self._simulated(start)
+        known = self._ratios.seconds([(row, start) for row in self._rows])
+        faster = [row for row in self._rows if base[row] < (1 - _FELT) * self._measured[row]]
+        unfelt = [
+            place
+            for place in range(len(start))
+            if not any(plane.feels(place) for model in self._models for plane in model.planes)
+        ]
+        for place in unfelt:
             rows = [row for row in faster if self._matters[row, place]]
-            for probe in (1.5, 3.0, 4.5):
+            for probe in _FIRST_FELT:
                 moved = logs.copy()
                 moved[place] = probe
-                if any(self._simulate(row, np.exp(moved)) > (1 + _FELT) * base[row] for row in rows):
+                if (self._ratios.seconds([(row, moved) for row in rows]) > (1 + _FELT) * known[rows]).any():
                     logs = moved
                     break
-        if logs.any():
-            for row, seconds in enumerate(self._simulated(logs)):
-                self._learn(row, logs, seconds)
+        if logs is not start:
+            self._learn(self._rows, logs, self._simulated(logs))
         return logs
 
     def _search(self, logs: Numbers) -> tuple[Numbers, Numbers]:
@@ -204,39 +257,53 @@ class _Fit:
             proposed = self._minimum(best, np.ones(len(logs), dtype=bool), self._rows)
             promised = self._missed(proposed, self._rows)
             miss = float(best_missed @ best_missed)
-            if not failures and miss - float(promised @ promised) <= _GAIN * miss:
+            enough = not failures and miss - float(promised @ promised) <= _GAIN * miss
+            if enough or (failures >= _FAILURES and not exact):
                 break
             share = _SHARES[failures % len(_SHARES)]
             logs = best + share * np.clip(proposed - best, -_FARTHEST, _FARTHEST)
             expected = np.exp(self._missed(logs, self._rows)) * self._measured
-            seconds = self._simulated(logs)
-            for row in self._rows:
-                if abs(math.log(seconds[row] / expected[row])) > _SURPRISE:
-                    self._learn(row, logs, seconds[row])
+            seconds = expected.copy()
+            moved = [
+                row
+                for row in self._rows
+                if exact or abs(math.log(expected[row] / best_seconds[row])) > _TRUSTED
+            ]
+            seconds[moved] = self._runs.seconds([(row, logs) for row in moved])
+            surprising = np.abs(np.log(seconds / expected)) > _SURPRISE
+            self._learn([row for row in self._rows if surprising[row]], logs, seconds)
             missed = np.log(seconds / self._measured)
             if float(missed @ missed) < miss:
                 best, best_seconds, best_missed, failures = logs, seconds, missed, 0
             else:
                 failures += 1
+        best_seconds = self._simulated(best)
         self._pin(best, best_seconds)
         return best, best_seconds
 
     def _simulated(self, logs: Numbers) -> Numbers:
-        return np.asarray([self._simulate(row, np.exp(logs)) for row in self._rows])
+        return self._runs.seconds([(row, logs) for row in self._rows])
 
     def _pin(self, logs: Numbers, seconds: Numbers) -> None:
         for row in self._rows:
             self._models[row].pin(np.exp(logs), seconds[row])
 
-    def _learn(self, row: int, logs: Numbers, seconds: float) -> None:
-        """Add a set-up's seconds and slopes at a point to its model."""
-        slopes = np.zeros(len(logs))
-        for place in np.flatnonzero(self._matters[row]):
-            moved = logs.copy()
-            moved[place] += _STEP
-            grown = self._simulate(row, np.exp(moved)) - seconds
-            slopes[place] = max(0.0, grown / (math.exp(moved[place]) - math.exp(logs[place])))
-        self._models[row].planes.append(_Plane(np.exp(logs), seconds, slopes))
+    def _learn(self, rows: Sequence[int], logs: Numbers, seconds: Numbers) -> None:
+        """Add the seconds and slopes of set-ups at a point to their models."""
+        steps = _STEP * np.eye(len(logs))
+        sides = [(row, place) for row in rows for place in np.flatnonzero(self._matters[row])]
+        at, beyond = np.split(
+            self._ratios.seconds(
+                [(row, logs) for row, _ in sides] + [(row, logs + steps[place]) for row, place in sides]
+            ),
+            2,
+        )
+        slopes = np.zeros((len(seconds), len(logs)))
+        for (row, place), times in zip(sides, beyond / at, strict=True):
+            grown = (times - 1) * seconds[row]
+            slopes[row, place] = max(0.0, grown / (math.exp(logs[place] + _STEP) - math.exp(logs[place])))
+        for row in rows:
+            self._models[row].planes.append(_Plane(np.exp(logs), seconds[row], slopes[row]))
 
     def _missed(self, logs: Numbers, rows: Sequence[int]) -> Numbers:
         costs = np.exp(logs)
@@ -311,7 +378,8 @@ class _Fit:
             at[place] += probe
             beyond[place] += probe + _STEP
             model = self._models[row]
-            here, there = (self._simulate(row, np.exp(each)) / model.factor for each in (at, beyond))
+            base, here, there = self._ratios.seconds([(row, logs), (row, at), (row, beyond)])
+            here, there = np.asarray([here, there]) / base * model.seconds(np.exp(logs)) / model.factor
             slopes = np.zeros(len(logs))
             slopes[place] = max(0.0, (there - here) / (math.exp(beyond[place]) - math.exp(at[place])))
             if slopes[place] > 0:
@@ -344,3 +412,14 @@ class _Fit:
             middle = (inside + outside) / 2
             inside, outside = (inside, middle) if above(middle, start)[0] else (middle, outside)
         return math.exp(logs[place] + side * (inside + outside) / 2)
+
+
+def _squares(ratios: Numbers) -> float:
+    """Return the sum of the squared logarithms."""
+    logs = np.log(ratios)
+    return float(logs @ logs)
+
+
+def _unseen(count: int) -> float:
+    """Return a growth of the squared error that dry runs are not exact enough to show."""
+    return count * _LEAST_ERROR**2 / 4

@@ -10,7 +10,6 @@ between two processes started for it (`measure_inside`).
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import statistics
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
 from polyrhythm.errors import RunError
+from polyrhythm.evaluation.start_methods import context_of
 from polyrhythm.launch.process import ask_names_briefly
 from polyrhythm.launch.signals import held_back
 
@@ -100,7 +100,7 @@ def measure_inside(start_method: str = "spawn") -> MeasuredLink:
     Raises:
         RunError: one of the two processes died or did not finish.
     """
-    context = multiprocessing.get_context(start_method)
+    context = context_of(start_method)
     ours, theirs = context.Pipe(duplex=False)
     ports = [context.Pipe(duplex=False) for _ in (_MEASURER, _ANSWERER)]
     processes = [

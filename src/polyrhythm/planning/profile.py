@@ -36,8 +36,7 @@ class Host:
         name: name of the host.
         cores: cores that this process may use.
         memory_bytes: memory in bytes of the whole machine.
-        memory_bandwidth_bytes_per_s: memory bandwidth in bytes/s of copying by one thread, with bytes read
-            and bytes written counted.
+        memory_bandwidth_bytes_per_s: bandwidth in bytes/s of a copy by one thread; reads and writes both count.
         accelerators: names of its GPUs.
     """
 
@@ -119,7 +118,7 @@ class Profile:
         nic = self.between or self.inside
         return Cluster(
             name=name,
-            source=f"measured with {self.model}; {self.links_said()}",
+            source=f"measured with {self.model}; {self.links_text()}",
             hosts=kinds,
             nic=_link(nic),
             inside=_link(self.inside),
@@ -128,7 +127,7 @@ class Profile:
             server_update=self.server_update,
         )
 
-    def links_said(self) -> str:
+    def links_text(self) -> str:
         """Return a sentence on which links were measured."""
         if self.between is None:
             return "nic was not measured (one host): inside stands in for it"
@@ -157,7 +156,7 @@ def overhead_share(batch: int, step_s: float, smaller: int, smaller_s: float) ->
     Args:
         batch: batch of the step that took `step_s`.
         step_s: seconds.
-        smaller: another batch.
+        smaller: images of a smaller batch.
         smaller_s: seconds of its step.
     """
     if smaller >= batch:

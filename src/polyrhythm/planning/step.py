@@ -17,7 +17,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, cycle
 from typing import Any
 
@@ -50,7 +50,8 @@ class Layer:
         name: name of the module.
         kind: class of the module.
         parameters: number of its trained parameters.
-        forward_s: median seconds of its forward pass, or of all of them if it is used several times.
+        forward_s: median seconds of its forward pass, or of all of them if it is used several times; 0 for a module
+            with others inside.
         backward_s: median seconds from the moment at which the gradients of the layers behind it were final to the
             moment at which its own are. So a layer without parameters counts with the one before it; its own is 0.
     """
@@ -66,24 +67,34 @@ class LayerClocks:
     """Timing of a model's layers, step by step.
 
     Args:
-        model: gets hooks, on all modules without children and on all parameters.
-        now: returns the time in seconds.
+        model: model to time; gets a hook, and with `watch` hooks on all leaf modules and all parameters.
+        now: function that returns the time in seconds, once the device has finished its work.
     """
 
     def __init__(self, model: nn.Module, now: Callable[[], float]) -> None:
         self._now = now
+        self._model = model
         self._forward_end = 0.0
         self._begun: dict[str, float] = {}
         self._forward: dict[str, float] = {}
         self._ready: dict[str, float] = {}
         self._forwards: dict[str, list[float]] = defaultdict(list)
         self._backwards: dict[str, list[float]] = defaultdict(list)
+        self._layers: dict[str, nn.Module] = {}
+        model.register_forward_hook(self._end_forward)
+
+    def watch(self) -> None:
+        """Time leaf modules, and modules with parameters of their own, from now on.
+
+        A GPU's steps take longer then, since each layer waits for its work.
+        """
         self._layers = {
-            name: module for name, module in model.named_modules() if next(module.children(), None) is None
+            name: module
+            for name, module in self._model.named_modules()
+            if next(module.children(), None) is None or any(True for _ in module.parameters(recurse=False))
         }
         for name, module in self._layers.items():
             self._hook(name, module)
-        model.register_forward_hook(self._end_forward)
 
     def end_step(self) -> float:
         """Add a step to the samples; return the time at which its forward pass ended."""
@@ -106,7 +117,7 @@ class LayerClocks:
             Layer(
                 name,
                 type(module).__name__,
-                sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad),
+                sum(each.numel() for each in module.parameters(recurse=False) if each.requires_grad),
                 statistics.median(self._forwards[name][skip:] or [0.0]),
                 statistics.median(self._backwards[name][skip:] or [0.0]),
             )
@@ -123,8 +134,9 @@ class LayerClocks:
         def ready(_: Tensor) -> None:
             self._ready[name] = self._now()  # with several parameters, at the last one
 
-        module.register_forward_pre_hook(begin)
-        module.register_forward_hook(end)
+        if next(module.children(), None) is None:  # the time of other modules is that of those inside
+            module.register_forward_pre_hook(begin)
+            module.register_forward_hook(end)
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(ready)
@@ -135,6 +147,13 @@ class LayerClocks:
 
 WARM_UP = 3
 """Steps that are not measured, since the first ones allocate memory and load kernels."""
+_FIRST_WATCHED, _LEAST_WATCHED = 1, 5
+"""Further steps for the layers: those that do not count, and those that do, at least."""
+
+
+def watched_steps(steps: int) -> tuple[int, int]:
+    """Return in how many further steps the layers are timed: those to skip, and those that count."""
+    return _FIRST_WATCHED, max(_LEAST_WATCHED, steps // 3)
 
 
 @dataclass(frozen=True)
@@ -201,12 +220,15 @@ def profile_step(job: Job, steps: int) -> StepProfile:
         epochs = cycle(range(len(workload.calendar.dealt)))  # as often as the measurement takes
         batches = chain.from_iterable(workload.batches(epoch, 0) for epoch in epochs)
         parts = [_parts(workload, batches, now, layers) for _ in range(WARM_UP + steps)]
+        layers.watch()
+        for _ in range(sum(watched_steps(steps))):
+            _parts(workload, batches, now, layers)
     finally:
         home.close()
     kept = parts[WARM_UP:]
     data, forward, backward, update = (statistics.median(times) for times in zip(*kept, strict=True))
     whole = tuple(sum(times[1:]) for times in kept)
-    return StepProfile(whole, data, forward, backward, update, layers.read(WARM_UP))
+    return StepProfile(whole, data, forward, backward, update, layers.read(_FIRST_WATCHED))
 
 
 def _parts(
@@ -252,7 +274,7 @@ def measure_server_update(job: Job, most_bytes_per_s: float) -> ServerUpdate | N
         return None
     least = min(flat.views, key=lambda view: view.stop - view.start)
     part = flat.vector[least.start : least.stop].clone()
-    least_s = _update_s(plan.part(least.start, least.stop), part)
+    least_s = _update_s(replace(plan, clip_norm=None).part(least.start, least.stop), part)
     whole_s, more = _update_s(plan, flat.vector), flat.vector.nbytes - part.nbytes
     more_s = max(whole_s - least_s, more / most_bytes_per_s)
     bandwidth = more / more_s if more else most_bytes_per_s

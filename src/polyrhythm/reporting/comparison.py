@@ -25,7 +25,6 @@ from typing import Any
 from polyrhythm.errors import RequestError
 from polyrhythm.escaping import csv_cell
 from polyrhythm.evaluation.target import Target
-from polyrhythm.events import Evaluated
 from polyrhythm.reporting.quantities import MINUTE_S, UNKNOWN, counted, duration, percent, whole
 from polyrhythm.reporting.summary import Test, read_summary
 from polyrhythm.run_files import read_text_in_run
@@ -75,15 +74,11 @@ class ComparedRun:
 
     def test_at(self, target: Target) -> Test | None:
         """Return the first test that reaches a target; None if none does."""
-        return next((test for test in self.tests if _reaches(test.event, target)), None)
+        return next((test for test in self.tests if target.reached_by(test.event)), None)
 
     def best(self) -> float:
         """Return the best top-1 accuracy of all tests; not a number without tests."""
         return max((test.event.test_top1 for test in self.tests), default=math.nan)
-
-
-def _reaches(event: Evaluated, target: Target) -> bool:
-    return target.reached(loss=event.test_loss, top1=event.test_top1, top5=event.test_top5)
 
 
 def read_run(folder: Path) -> ComparedRun:
@@ -244,6 +239,8 @@ NOT_THE_JOB = frozenset(
         "tensorboard",
         "timings",
         "keep_checkpoints",
+        "checkpoint_every",
+        "checkpoint_mirror",
         "keep_best",
     }
 )
@@ -377,18 +374,18 @@ class Comparison:
 
     def verdict(self) -> list[str]:
         """Return the result of the comparison in sentences."""
-        said = []
+        parts = []
         if self.target is not None:
-            said.append(self._about_time())
+            parts.append(self._about_time())
         if accurate := self._by_accuracy():
-            said.append(_best("Most accurate in the end", accurate, last_top1, percent))
+            parts.append(_best("Most accurate in the end", accurate, last_top1, percent))
         if quick := self._by_speed():
             base = self.baseline(quick[0])
             against = (
                 "" if base is quick[0] else f" {self.speed_up(quick[0]):.2f}× the images/s of {base.name}."
             )
-            said.append(_best("Most images/s", quick, throughput, whole) + against)
-        return [*said, *self.notes]
+            parts.append(_best("Most images/s", quick, throughput, whole) + against)
+        return [*parts, *self.notes]
 
     def _by_accuracy(self) -> list[Row]:
         tested = [row for row in self.rows if row.values(last_top1)]
@@ -605,24 +602,24 @@ def _reached_by_all(rows: Sequence[Row]) -> Target | None:
 
 
 def _warnings(runs: Sequence[ComparedRun], rows: Sequence[Row]) -> list[str]:
-    said = []
+    parts = []
     models = {str(run.config.get("model")) for run in runs}
     if len(models) > 1:
-        said.append(f"different networks are compared: {', '.join(sorted(models))}")
+        parts.append(f"different networks are compared: {', '.join(sorted(models))}")
     if len({run.simulated for run in runs}) > 1:
-        said.append("some runs are simulated and some are real: their seconds are not of one clock")
+        parts.append("some runs are simulated and some are real: their seconds are not of one clock")
     for run in runs:
         if run.outcome != "done":
-            said.append(f"{run.folder} was cut short ({run.outcome}): its figures are incomplete")
+            parts.append(f"{run.folder} was cut short ({run.outcome}): its figures are incomplete")
     few = [row for row in rows if len(row.runs) < 2]
     if few and len(rows) > 1:
-        said.append(
+        parts.append(
             "rows with one seed have no estimate of noise and may differ by chance: take --seeds 3 or more"
         )
     rates = {str(run.config.get("optimizer")) for run in runs}
     if len(rows) > 1 and len({row.strategy for row in rows}) > 1 and len(rates) == 1:
-        said.append("all strategies had the same learning rate, which may suit some better than others")
-    return said
+        parts.append("all strategies had the same learning rate, which may suit some better than others")
+    return parts
 
 
 def _by_seed(
@@ -650,21 +647,22 @@ def _best(
     Args:
         what: criterion.
         ordered: rows, best first.
-        of: the figure that decides.
-        write: writes it.
+        of: function that returns the compared figure of a run.
+        write: function that formats the figure.
     """
     first, *others = ordered
-    told = [f"{row.name} ({write(row.mean(of))})" for row in ordered]
+    listed = [f"{row.name} ({write(row.mean(of))})" for row in ordered]
     equal = list(takewhile(lambda row: _equal(first, row, of), others))  # as `ranking` has them
     if equal:
-        named = told[: 1 + len(equal)][:_NAMED]
+        named = listed[: 1 + len(equal)][:_NAMED]
         left = 1 + len(equal) - len(named)
-        names = ", ".join(named) + f" and {counted(left, 'other')}" if left else " and ".join(named)
-        return f"{what}: no difference beyond that of seeds between {names}."
-    text = f"{what}: {told[0]}"
+        names = [*named, counted(left, "other")] if left else named
+        between = " and ".join(names) if len(names) == 2 else "; ".join(names)
+        return f"{what}: no difference beyond that of seeds between {between}."
+    text = f"{what}: {listed[0]}"
     if others:
         unsure = differ(*_by_seed(first, others[0], of)) is None
-        text += f"; next {told[1]}" + (", with too few seeds to separate them" if unsure else "")
+        text += f"; next {listed[1]}" + (", with too few seeds to separate them" if unsure else "")
     return text + "."
 
 
@@ -690,7 +688,7 @@ def _until(
     write: Callable[[float], str],
     spread: Callable[[Row, Callable[[ComparedRun], float], Callable[[float], str]], str],
 ) -> str:
-    """Write what it takes to a target: infinite where a run does not reach it, not a number where it is not known."""
+    """Return the cost of reaching a target as text; `of` is infinite for runs without it, NaN where it is unknown."""
     found = [of(run) for run in row.runs]
     reached = [value for value in found if math.isfinite(value)]
     if all(math.isnan(value) for value in found):

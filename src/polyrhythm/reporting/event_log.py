@@ -59,7 +59,7 @@ class EventLog:
     def _begun_with(self, content: bytes) -> FileIO:
         draft = self._claim.draft(self._path)
         draft.unlink(missing_ok=True)
-        # Unbuffered: a line is with the operating system before on_event returns, and what is not never will be.
+        # Unbuffered: a line is with the operating system before on_event returns.
         file = draft.open("x+b", buffering=0)
         try:
             if file.write(content) != len(content):
@@ -156,7 +156,7 @@ def read_events(path: Path) -> list[Event]:
     events: list[Event] = []
     for start in range(0, len(lines), _LINES_AT_A_TIME):
         some = lines[start : start + _LINES_AT_A_TIME]
-        found = _in_one_go(some)
+        found = _at_once(some)
         if found is None:
             found = [_event(line, path, number) for number, line in enumerate(some, start=start + 1)]
         events += found
@@ -167,7 +167,7 @@ _LINES_AT_A_TIME = 1000
 _QUOTED_NOT_FINITE = tuple(f'"{name}"'.encode() for name in _NOT_FINITE)
 
 
-def _in_one_go(lines: list[bytes]) -> list[Event] | None:
+def _at_once(lines: list[bytes]) -> list[Event] | None:
     """Return the events of many lines, parsed as one array; None where they must be looked at one by one."""
     if not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
         return None

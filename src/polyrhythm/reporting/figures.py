@@ -14,16 +14,18 @@ checkpoint that it resumed from. It is read as one run:
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.events import (
+    BatchesBalanced,
     CacheUsed,
     CheckpointSaved,
     Evaluated,
     Event,
     ImagesLeftOut,
+    InputWaited,
     NoiseMeasured,
     Notice,
     RunEnded,
@@ -48,21 +50,26 @@ class RunFigures:
     Attributes:
         time_s: time of the latest event, in seconds since training started.
         images_seen: images seen by all workers together, over all epochs.
+        tested_images: images seen before the model of the newest test, over all epochs.
         workers: statistics of every worker, by its index.
         together: statistics of all workers, in the order of their reports; None before the first.
         versions, staleness_of, server_loads: statistics of every server, by its index.
-        absent: failed workers without a replacement.
+        absent: indices of failed workers without a replacement.
         notices: everything the user should know, losses of workers included.
         stragglers: the worst ratio of a named straggler's step time to the median, by worker.
         left_out: names of images that could not be read.
         testing_s: seconds without steps while the model was tested; without those after the last step.
+        input_waits: waiting for batches, by worker.
+        balanced: whether shares of batches have followed the workers' speeds.
     """
 
     def __init__(self) -> None:
         self.started: RunStarted | None = None
         self.ended: RunEnded | None = None
         self.time_s = 0.0
-        self.images_seen = 0
+        self.images_seen = self.tested_images = 0
+        self._seen_at: deque[tuple[float, int]] = deque(maxlen=_MOST_REPORTS)
+        """Times of reports since the newest test, and the images seen by then."""
         self._furthest: Counter[int] = Counter()
         self.workers: dict[int, Series] = {}
         self.together: Series | None = None
@@ -71,6 +78,8 @@ class RunFigures:
         self.server_loads: dict[int, ServerLoad] = {}
         self.timings = Timings()
         self.cache = CacheFigures()
+        self.input_waits: dict[int, InputWaits] = {}
+        self.balanced = False
         self.noise: list[NoiseMeasured] = []
         self.evaluations: list[Evaluated] = []
         self.absent: set[int] = set()
@@ -81,6 +90,7 @@ class RunFigures:
         self.testing_s = 0.0
         self._testing_s = 0.0  # since the last step
         self._latest_s = 0.0
+        self._part: RunFigures | None = None
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> RunFigures:
@@ -89,6 +99,11 @@ class RunFigures:
         for event in as_one_run(events):
             figures.add(event)
         return figures
+
+    @property
+    def latest(self) -> RunFigures:
+        """Figures since the run was resumed with other workers or another strategy, if it was; else of all of it."""
+        return self if self._part is None or self._part.together is None else self._part
 
     def add(self, event: Event) -> None:
         """Handle one more event."""
@@ -101,11 +116,16 @@ class RunFigures:
                 self._testing_s = 0.0
                 self._since_latest_s(event)
                 self._add_stretch(event)
+                self._seen_at.append((event.time_s, self.images_seen))
             case WorkerTimings():
                 present = self.started.workers - len(self.absent) if self.started else 1
                 self.timings.add(event, present)
             case CacheUsed():
                 self.cache.add(event)
+            case InputWaited():
+                self.input_waits.setdefault(event.worker, InputWaits()).add(event)
+            case BatchesBalanced():
+                self.balanced = True
             case NoiseMeasured():
                 self.noise.append(event)
                 if len(self.noise) > _MOST_NOISE:
@@ -116,13 +136,27 @@ class RunFigures:
                 self.server_loads.setdefault(event.server, ServerLoad()).add(event)
             case Evaluated():
                 self.evaluations.append(event)
-                self._testing_s += self._since_latest_s(event)
+                self.tested_images = self._images_at(event)
+                if event.snapshot_s is None:
+                    self._testing_s += self._since_latest_s(event)
             case CheckpointSaved():
                 self.checkpoint = event
             case WorkerLost() | WorkerJoined() | Notice():
                 self._add_notice(event)
             case RunEnded():
                 self.ended = event
+        if self._part is not None:
+            self._part.add(event)
+
+    def _images_at(self, event: Evaluated) -> int:
+        """Return the images seen before the tested model."""
+        if event.snapshot_s is None:
+            self._seen_at.clear()
+            return self.images_seen
+        images = self.tested_images
+        while self._seen_at and self._seen_at[0][0] <= event.snapshot_s:
+            images = self._seen_at.popleft()[1]
+        return images
 
     def _since_latest_s(self, event: Event) -> float:
         """Return the seconds since the latest report of any rank; 0 if steps may have been taken in between."""
@@ -139,10 +173,12 @@ class RunFigures:
         self._testing_s = 0.0
         self._latest_s = event.time_s
         before = self.started
-        if before is None or (before.workers, before.strategy) != (event.workers, event.strategy):
+        if before is None or _are_others(before, event):
             self._furthest.clear()  # others count their steps from the start
             if event.images_before is not None:  # earlier reports may contain more than counts
                 self.images_seen = event.images_before
+            if before is not None and self.together is not None:
+                self._part = RunFigures()
         self.started = event
         self.absent.clear()
 
@@ -174,6 +210,7 @@ class RunFigures:
             learning_rate=event.learning_rate,
             wait_s=event.wait_s,
             stage_s=event.stage_s,
+            exchange_s=event.exchange_s,
             processor_s=event.processor_s,
         )
         if event.worker in self.workers:
@@ -207,7 +244,7 @@ class RunFigures:
 
     @property
     def present(self) -> list[Series]:
-        """What those workers did that are not lost or gone; of all if only others have reported."""
+        """Series of the workers that have not failed or left; of all workers if only those have reported."""
         count = self.started.workers if self.started else len(self.workers)
         found = [
             series for worker, series in self.workers.items() if worker not in self.absent and worker < count
@@ -216,7 +253,7 @@ class RunFigures:
 
     @property
     def most_reported(self) -> bool:
-        """Whether more than half of the workers that are there have reported, so that sums over all mean something."""
+        """Whether more than half of the present workers have reported, so that sums over all are meaningful."""
         there = self.started.workers - len(self.absent) if self.started else len(self.workers)
         return bool(self.workers) and 2 * len(self.present) > there
 
@@ -278,7 +315,7 @@ class RunFigures:
 
     @property
     def fraction_done(self) -> float:
-        """What is done, as a fraction of the run: of its images where workers draw them, else of their steps."""
+        """Progress as a fraction of the run: of its images with dynamic batches, else of the workers' steps."""
         if self.started and self.started.images:
             return min(1.0, self.images_seen / self.started.images)
         if not self.steps_per_worker or not self.started:
@@ -301,32 +338,61 @@ class RunFigures:
 
 
 def as_one_run(events: Iterable[Event]) -> list[Event]:
-    """Drop what a resumed run did again, and move every part behind the one before it in time."""
+    """Drop the steps and tests that a resumed run repeated, and shift every part in time to follow the previous one.
+
+    Of parts with equal workers, the last one's start is that of all.
+    """
     kept: list[Event] = []
-    shift_s = 0.0
+    shift_s, resumed = 0.0, False
     for event in events:
         if isinstance(event, RunStarted) and kept:
+            resumed = True
             checkpoint = _resumed_from(kept, event)
-            if _goes_on_after(kept[-1], event):  # nothing is done again
-                kept = [old for old in kept if not isinstance(old, RunStarted | RunEnded)]
-            else:
-                kept = [old for old in kept if _counts(old, checkpoint)]
+            again = not _continues_after(kept[-1], event)
+            kept = [
+                old
+                for old in kept
+                if not isinstance(old, RunEnded)
+                and (not isinstance(old, RunStarted) or _are_others(old, event))
+                and not (again and not _counts(old, checkpoint))
+            ]
             shift_s = max(0.0, checkpoint.time_s - event.time_s)
-        kept.append(replace(event, time_s=event.time_s + shift_s) if shift_s else event)
-    return kept
+        kept.append(_shifted(event, shift_s) if shift_s else event)
+    newest = {(event.epoch, event.step): event for event in kept if isinstance(event, Evaluated)}
+    return [
+        event
+        for event in kept
+        if not (resumed and isinstance(event, Evaluated)) or newest[event.epoch, event.step] is event
+    ]
 
 
-def _goes_on_after(last: Event, start: RunStarted) -> bool:
+def _shifted(event: Event, seconds: float) -> Event:
+    """Return an event with all its times later by `seconds`."""
+    if isinstance(event, Evaluated) and event.snapshot_s is not None:
+        event = replace(event, snapshot_s=event.snapshot_s + seconds)
+    return replace(event, time_s=event.time_s + seconds)
+
+
+def _continues_after(last: Event, start: RunStarted) -> bool:
     """Whether a run begins where the one before had ended well."""
     if not isinstance(last, RunEnded) or last.outcome != "done":
         return False
     return bool(last.result.get("epochs", math.inf) <= start.start_epoch)
 
 
+def _are_others(before: RunStarted, after: RunStarted) -> bool:
+    """Return whether a run was resumed with another number of workers or strategy."""
+    return (before.workers, before.strategy) != (after.workers, after.strategy)
+
+
 def _resumed_from(events: list[Event], start: RunStarted) -> CheckpointSaved:
-    for event in reversed(events):
-        if isinstance(event, CheckpointSaved) and event.epoch == start.start_epoch:
+    saved = [event for event in reversed(events) if isinstance(event, CheckpointSaved)]
+    of_epoch = [event for event in saved if event.epoch == start.start_epoch]
+    for event in of_epoch:
+        if event.step == start.resumed_step:  # else other workers resume, with other counts of steps
             return event
+    if of_epoch:
+        return of_epoch[0]
     # No checkpoint of that epoch was logged: cut where that epoch began, as closely as step counts allow.
     step = start.start_step or start.start_epoch * start.steps_per_epoch
     done = [event.time_s for event in events if isinstance(event, WorkerProgress) and event.step <= step]
@@ -341,10 +407,8 @@ def _counts(event: Event, checkpoint: CheckpointSaved) -> bool:
             return event.step <= checkpoint.step
         case Evaluated():
             return event.epoch <= checkpoint.epoch
-        case ServerProgress() | CacheUsed():
+        case ServerProgress() | CacheUsed() | InputWaited():
             return event.time_s <= checkpoint.time_s
-        case RunStarted() | RunEnded():
-            return False
         case _:
             return True
 
@@ -362,7 +426,8 @@ class Stretch:
         learning_rate: learning rate at its end.
         wait_s: seconds of it that were spent waiting for others.
         stage_s: seconds of `wait_s` spent waiting for other stages of a pipeline.
-        processor_s: seconds of it in which the processor was busy with others.
+        exchange_s: seconds of `wait_s` that the exchanges themselves took; 0: unknown.
+        processor_s: seconds of it, without `wait_s`, in which the processor was busy with others.
     """
 
     end_s: float
@@ -376,6 +441,7 @@ class Stretch:
     learning_rate: float
     wait_s: float
     stage_s: float = 0.0
+    exchange_s: float = 0.0
     processor_s: float = 0.0
 
     @property
@@ -419,6 +485,7 @@ def merged(first: Stretch, *others: Stretch) -> Stretch:
         learning_rate=last.learning_rate,
         wait_s=sum([each.wait_s for each in every]),
         stage_s=sum([each.stage_s for each in every]),
+        exchange_s=sum([each.exchange_s for each in every]),
         processor_s=sum([each.processor_s for each in every]),
     )
 
@@ -540,6 +607,7 @@ class ServerLoad:
 
 
 _MOST_NOISE = 512
+_MOST_REPORTS = 1 << 14
 
 
 def _in_pairs(measured: Sequence[NoiseMeasured]) -> list[NoiseMeasured]:
@@ -579,6 +647,19 @@ def noise_scale(measured: Sequence[NoiseMeasured]) -> dict[str, Any] | None:
     }
 
 
+@dataclass
+class InputWaits:
+    """Sums over what a worker reports of its waiting for batches; attributes are those of the event."""
+
+    seconds: float = 0.0
+    busy_s: float = 0.0
+
+    def add(self, event: InputWaited) -> None:
+        """Add a report."""
+        self.seconds += event.seconds
+        self.busy_s += event.busy_s
+
+
 class CacheFigures:
     """Sums over what workers report of their caches: images requested, and how many of them were kept."""
 
@@ -591,7 +672,7 @@ class CacheFigures:
         return self.images > 0
 
     def add(self, event: CacheUsed) -> None:
-        """Add what a worker reports."""
+        """Add a worker's report."""
         self.images += event.images
         self.hits += event.hits
         self._kept_bytes[event.worker] = event.kept_bytes

@@ -1,4 +1,4 @@
-"""What a run leaves for other tools, from its events: scalars for those that keep track of runs, spans for Perfetto.
+"""Exports of a run's events to other tools: scalars for experiment trackers, spans for Perfetto.
 
     events ─▶ Scalars: names and numbers ─▶ TensorBoardWriter
            │                             └▶ LoggedRun ─▶ Logger: begin, log, end
@@ -53,15 +53,17 @@ class Scalars:
 
     def __init__(self) -> None:
         self._figures = RunFigures()
+        self._tests = False
 
     @property
     def images_seen(self) -> int:
-        """Images that all workers together have seen."""
-        return self._figures.images_seen
+        """Images that all workers together have seen; after a test, those before its model."""
+        return self._figures.tested_images if self._tests else self._figures.images_seen
 
     def of(self, event: Event) -> dict[str, float]:
         """Return the scalars of the next event; maybe none."""
         self._figures.add(event)
+        self._tests = isinstance(event, Evaluated)
         match event:
             case WorkerProgress():
                 last = self._figures.workers[event.worker].last
@@ -305,16 +307,16 @@ class StepTrace:
         if isinstance(event, RunStarted):
             self._name = f"{event.model} on {event.data}: {event.strategy}"
         if isinstance(event, WorkerTimings) and event.spans:
-            told = self._spans.setdefault(event.worker, [])
-            told += [TraceRank(0, event.worker).does(what, start, end) for what, start, end in event.spans]
+            spans = self._spans.setdefault(event.worker, [])
+            spans += [TraceRank(0, event.worker).does(what, start, end) for what, start, end in event.spans]
 
     def close(self) -> None:
         """Write the file."""
         if not self._spans or not self._claim.holds():
             return
         records: list[Record] = []
-        for worker, told in sorted(self._spans.items()):
-            records += TraceRank(0, worker).named(self._name, f"worker {worker}") + told
+        for worker, spans in sorted(self._spans.items()):
+            records += TraceRank(0, worker).named(self._name, f"worker {worker}") + spans
         with suppress(Superseded):
             write_trace(self._claim.draft(self._path), records)
             self._claim.publish(self._path)

@@ -29,6 +29,7 @@ from polyrhythm.events import (
     WorkerProgress,
 )
 from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.notices import Notices
 from polyrhythm.reporting.quantities import counted, duration, percent, significant, whole
 from polyrhythm.reporting.tables import facts
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 VIRTUAL = " (virtual)"
-"""What follows seconds of a simulation."""
+"""Mark after the seconds of a simulation."""
 
 
 def progress_for(stream: TextIO, *, mark: str = "") -> Observer:
@@ -76,7 +77,8 @@ class LiveProgress:
         self._mark = mark
         self._clock = clock
         self._figures = RunFigures()
-        self._heard_s = clock()
+        self._notices = Notices()
+        self._received_s = clock()
         self._drawn_s = -1.0
         # Rich draws in a thread of its own, which must not see changing figures: it gets finished drawings.
         self._drawing: RenderableType = Text()
@@ -90,28 +92,34 @@ class LiveProgress:
     def on_event(self, event: Event) -> None:
         """Handle one event; draw again if the last drawing is old enough."""
         self._figures.add(event)
-        self._heard_s = self._clock()
+        self._received_s = self._clock()
+        self._print(self._notices.due(event.time_s))
         if isinstance(event, RunStarted):
             self._draw()
             self._live.start()
         elif isinstance(event, Notice | WorkerLost | WorkerJoined):
-            self._console.print(Text(f"notice: {event.text}", style="yellow"))
-        elif isinstance(event, RunEnded) or self._heard_s - self._drawn_s >= 1 / REFRESHES_PER_S:
+            self._print(self._notices.add(event.text, event.time_s))
+        elif isinstance(event, RunEnded) or self._received_s - self._drawn_s >= 1 / REFRESHES_PER_S:
             self._draw()
 
     def close(self) -> None:
         """Draw the last state, unless the run is done, and release the terminal."""
+        self._print(self._notices.rest())
         self._draw()
         ended = self._figures.ended
         self._live.transient = ended is not None and ended.outcome == "done"
         self._live.stop()
+
+    def _print(self, notices: list[str]) -> None:
+        for text in notices:
+            self._console.print(Text(f"notice: {text}", style="yellow"))
 
     def _draw(self) -> None:
         self._drawn_s = self._clock()
         self._drawing = drawing(self._figures, self._console.height, self._mark)
 
     def _screen(self) -> RenderableType:
-        quiet_s = self._clock() - self._heard_s
+        quiet_s = self._clock() - self._received_s
         if self._figures.ended or quiet_s < QUIET_S:
             return self._drawing
         return Group(self._drawing, Text(f" no news from any rank for {duration(quiet_s)}", style="yellow"))
@@ -151,7 +159,7 @@ def _header(figures: RunFigures) -> Text:
 def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), header_style="dim", show_edge=False)
     for column in columns:
-        # Where it is narrow, a head of two words takes two lines before anything is cut.
+        # On narrow terminals a heading of two words takes two lines before anything is cut.
         table.add_column(column, justify="right", no_wrap=" " not in column)
     return table
 
@@ -234,10 +242,12 @@ class PlainProgress:
         self._every_s = every_s
         self._next_s = every_s
         self._figures = RunFigures()
+        self._notices = Notices()
 
     def on_event(self, event: Event) -> None:
-        """Handle one event; write at most one line."""
+        """Handle one event; write at most one line, and the notices that have waited."""
         self._figures.add(event)
+        self._write_notices(self._notices.due(event.time_s))
         match event:
             case RunStarted():
                 self._next_s = event.time_s + self._every_s
@@ -248,20 +258,26 @@ class PlainProgress:
             case Evaluated():
                 self._write(evaluation_line(event, self._figures) + self._mark)
             case Notice() | WorkerLost() | WorkerJoined():
-                self._write(f"notice: {event.text}")
+                self._write_notices(self._notices.add(event.text, event.time_s))
             case RunEnded():
+                self._write_notices(self._notices.rest())
                 if line := end_line(event, self._figures):
                     self._write(line)
 
     def close(self) -> None:
-        """Do nothing: every line is out already."""
+        """Write the notices that have waited."""
+        self._write_notices(self._notices.rest())
+
+    def _write_notices(self, notices: list[str]) -> None:
+        for text in notices:
+            self._write(f"notice: {text}")
 
     def _write(self, line: str) -> None:
         print(printable(line), file=self._stream, flush=True)
 
 
 def start_line(event: RunStarted) -> str:
-    """Return what is about to be trained."""
+    """Return a line that describes the run at its start."""
     size = f" ({whole(event.parameters)} parameters)" if event.parameters else ""
     ranks = counted(event.workers, "worker") + (
         f", {counted(event.servers, 'server')}" if event.servers else ""

@@ -17,7 +17,7 @@ class Tried:
     """A trial.
 
     Attributes:
-        number: counted from 0.
+        number: index of the trial, from 0.
         folder: folder of its run, inside the search's.
         parameters: values chosen for it.
         options: options of the run that follow from them, with all names in braces filled in.
@@ -27,7 +27,7 @@ class Tried:
         seconds: training time, virtual if it was simulated.
         price: price of that time; None if unknown.
         took_s: wall-clock time, including start and end.
-        error: why it failed.
+        error: reason of the failure; None: it did not fail.
         parent: folder of the trial that it continued from.
     """
 
@@ -46,7 +46,7 @@ class Tried:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What was chosen for it, each option as its run has it."""
+        """Chosen value of each option, as in the options of the run."""
         return {**self.parameters, **self.options}
 
 
@@ -56,7 +56,7 @@ class Search:
 
     Attributes:
         method: search method.
-        goal: goal, which defines the values.
+        goal: objective; the values of trials are those of it.
         budget: budget as the user wrote it.
         maximize: whether more is better.
         simulated: whether their seconds are virtual ones.
@@ -154,7 +154,7 @@ class Search:
         return heads if priced else heads[:-1], rows
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `tune --json` prints."""
+        """Return the JSON output of `tune --json`."""
         best = self.best()
         return {
             "method": self.method,

@@ -63,15 +63,15 @@ class Summary:
     losses: Sequence[tuple[float, int, float]]
 
 
-def summarised(events: Iterable[Event]) -> tuple[RunFigures, Summary | None]:
-    """Return what a log adds up to, and its summary if a run has started."""
+def summarized(events: Iterable[Event]) -> tuple[RunFigures, Summary | None]:
+    """Return the figures of a log, and its summary if a run has started."""
     figures = RunFigures()
     tests: list[Test] = []
     losses: list[tuple[float, int, float]] = []
     for event in as_one_run(events):
         figures.add(event)
         if isinstance(event, Evaluated):
-            tests.append(Test(event=event, images=figures.images_seen))
+            tests.append(Test(event=event, images=figures.tested_images))
         elif isinstance(event, WorkerProgress) and event.images and math.isfinite(event.loss):
             losses.append((event.time_s, figures.images_seen, event.loss))
     if figures.started is None:
@@ -119,7 +119,7 @@ def read_summary(folder: Path) -> Summary:
             return _read(found)
     if not exists_in_run(folder / LOG_FILE) and exists_in_run(folder / ENSEMBLE_FILE):
         return _of_ensemble(folder)
-    _, summary = summarised(read_events(folder / LOG_FILE))
+    _, summary = summarized(read_events(folder / LOG_FILE))
     if summary is None:
         raise RequestError(f"{folder} holds no run that has started: leave it out")
     return summary
@@ -136,9 +136,9 @@ def _read(found: dict[str, Any]) -> Summary:
     if any(known[name] is None for name in ("seconds", "strategy", "data", "model")):
         raise ValueError("no figures of a run")
     tests = []
-    for told in found["tests"]:
-        images = told.pop("images")
-        event = from_json({"event": "Evaluated", **told})
+    for test in found["tests"]:
+        images = test.pop("images")
+        event = from_json({"event": "Evaluated", **test})
         if not (isinstance(event, Evaluated) and type(images) is int):
             raise ValueError("no test")
         tests.append(Test(images=images, event=event))
@@ -160,7 +160,9 @@ def _of_ensemble(folder: Path) -> Summary:
         parts = [read_summary(log.parent) for log in sorted(folder.glob(f"*/{LOG_FILE}"))]
         tests = []
         if "test_top1" in known:
-            results = {name: float(known[name]) for name in ("test_loss", "test_top1", "test_top5")}
+            results: dict[str, Any] = {
+                name: float(known[name]) for name in ("test_loss", "test_top1", "test_top5")
+            }
             event = Evaluated(time_s=float(known["seconds"]), epoch=int(known["epochs"]), **results)
             tests = [Test(event=event, images=sum(part.tests[-1].images for part in parts if part.tests))]
     except RequestError:

@@ -28,6 +28,7 @@ _LABELS = {
     "servers_lost": "Servers failed",
     "servers_joined": "Replacements of failed servers",
     "images_not_seen": "Training images not seen",
+    "states_differed": "Times that workers' parameters or optimizer states differed",
     "gradients_dropped": "Gradients dropped, too late",
     "gradients_not_finite": "Gradients left out, not finite",
     "messages_refused": "Messages refused",
@@ -43,6 +44,7 @@ _LABELS = {
     "test_top5": "Test top-5",
     "staleness": "Staleness",
     "bytes_sent_per_step": "Bytes sent per step",
+    "bytes_between_hosts_per_step": "Bytes sent between hosts per step",
     "gradients": "Gradients",
     "cluster": "Cluster",
     "hosts": "Hosts used",
@@ -67,6 +69,7 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
     "train_loss": lambda value: f"{value:.4f}",
     "test_loss": lambda value: f"{value:.4f}",
     "bytes_sent_per_step": whole,
+    "bytes_between_hosts_per_step": whole,
     "energy_j": _energy,
     "gpu_energy_j": _energy,
     "price": lambda value: "not known" if value is None else f"{value:.4g}",
@@ -80,6 +83,7 @@ _IF_NOT_ZERO = {
     "servers_lost",
     "servers_joined",
     "images_not_seen",
+    "states_differed",
     "gradients_dropped",
     "gradients_not_finite",
     "messages_refused",
@@ -119,14 +123,14 @@ def fact_rows(known: Mapping[str, Any]) -> list[tuple[str, str]]:
     names = [name for name in _LABELS if name in known] + [
         name for name in known if name not in _LABELS and name not in _ELSEWHERE
     ]
-    said = [name for name in names if known[name] or name not in _IF_NOT_ZERO]
-    return [(_LABELS.get(name) or _label(name), _fact(name, known[name])) for name in said]
+    shown = [name for name in names if known[name] or name not in _IF_NOT_ZERO]
+    return [(_LABELS.get(name) or _label(name), _fact(name, known[name])) for name in shown]
 
 
 def _label(name: str) -> str:
     """Return the name of a figure as words: `GPU energy` of `gpu_energy`."""
     text = name.replace("_", " ").capitalize()
-    return re.sub("^Torch$", "PyTorch", re.sub("^([CG])pu", r"\1PU", text))
+    return re.sub("^Torch$", "PyTorch", re.sub("^([CG])pu", r"\1PU", re.sub(" id$", " ID", text)))
 
 
 def is_virtual(known: Mapping[str, Any]) -> bool:
@@ -155,8 +159,11 @@ def text(value: Any) -> str:
 
 
 def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Write whatever is known of the machine as labels and texts."""
-    return [(_label(name), text(value)) for name, value in environment.items()]
+    """Return labels and texts of the facts about the machine."""
+    rows = dict(environment)
+    if "process" in rows:
+        rows["process_id"] = str(rows.pop("process"))
+    return [(_label(name), text(value)) for name, value in rows.items()]
 
 
 def class_rows(per_class: Any) -> list[dict[str, Any]]:

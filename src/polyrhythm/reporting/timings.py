@@ -1,4 +1,4 @@
-"""Where the time of every worker's steps went, and how much of it was waiting for slower workers.
+"""Phases of every worker's step time, and the share spent waiting for slower workers.
 
 The table of it is the same on the terminal and in the report.
 
@@ -29,7 +29,7 @@ _OPEN_STEPS = 10_000
 
 @dataclass(frozen=True)
 class StepParts:
-    """What the steps of one worker went into, in seconds by the names of `PARTS`."""
+    """Seconds of each phase of one worker's steps, by the names of `PARTS`."""
 
     worker: int
     steps: int
@@ -47,10 +47,10 @@ class StepParts:
 
 
 class Timings:
-    """Sums over workers' reports, in bounded memory; `tells_waiting`: waiting is separated from communication."""
+    """Sums over workers' reports, in bounded memory; `shows_waiting`: waiting is separated from communication."""
 
     def __init__(self) -> None:
-        self.tells_waiting = False
+        self.shows_waiting = False
         self._steps: Counter[int] = Counter()
         self._seconds: dict[int, dict[str, float]] = {}
         self._waiting_s: dict[int, float] = {}
@@ -61,15 +61,15 @@ class Timings:
 
     def add(self, event: WorkerTimings, workers: int) -> None:
         """Add a report; `workers` is the number of workers that report every step, where they are synchronous."""
-        told = self._seconds.setdefault(event.worker, dict.fromkeys(PARTS, 0.0))
+        phases = self._seconds.setdefault(event.worker, dict.fromkeys(PARTS, 0.0))
         self._steps[event.worker] += event.steps
         for part in _REPORTED:
-            told[part] += getattr(event, f"{part}_s")
-        self.tells_waiting = event.in_step
+            phases[part] += getattr(event, f"{part}_s")
+        self.shows_waiting = event.in_step
         for step, seconds in event.communication:
-            stood_still = self._open.setdefault(int(step), {})
-            stood_still[event.worker] = seconds
-            if len(stood_still) >= workers:
+            stopped = self._open.setdefault(int(step), {})
+            stopped[event.worker] = seconds
+            if len(stopped) >= workers:
                 _close(self._open.pop(int(step)), self._waiting_s)
         while len(self._open) > _OPEN_STEPS:
             _close(self._open.pop(next(iter(self._open))), self._waiting_s)
@@ -77,30 +77,30 @@ class Timings:
     @property
     def data_s(self) -> float:
         """For how many seconds all workers waited for batches."""
-        return sum(told["data"] for told in self._seconds.values())
+        return sum(phases["data"] for phases in self._seconds.values())
 
     def of_workers(self) -> list[StepParts]:
-        """Return what the steps of every worker went into, in the order of the workers."""
+        """Return the phases of the steps of every worker, in the order of the workers."""
         waiting_s = self._waiting_s.copy()
-        for stood_still in self._open.values():  # a failed worker will not complete its own
-            _close(stood_still, waiting_s)
+        for stopped in self._open.values():  # a failed worker will not complete its own
+            _close(stopped, waiting_s)
         found = []
-        for worker, told in sorted(self._seconds.items()):
+        for worker, phases in sorted(self._seconds.items()):
             waited_s = waiting_s.get(worker, 0.0)
-            seconds = told | {"communication": told["communication"] - waited_s, "waiting": waited_s}
+            seconds = phases | {"communication": phases["communication"] - waited_s, "waiting": waited_s}
             found.append(StepParts(worker, self._steps[worker], seconds))
         return found
 
     def to_json(self) -> dict[str, Any]:
         """Return them as a JSON-able dict."""
         workers = [parts.to_json() for parts in self.of_workers()]
-        return {"tells_waiting": self.tells_waiting, "workers": workers}
+        return {"tells_waiting": self.shows_waiting, "workers": workers}
 
 
-def _close(stood_still: dict[int, float], waiting_s: dict[int, float]) -> None:
+def _close(stopped: dict[int, float], waiting_s: dict[int, float]) -> None:
     """Add to each worker's waiting time how much longer than the shortest its blocking time in a step was."""
-    least_s = min(stood_still.values())
-    for worker, seconds in stood_still.items():
+    least_s = min(stopped.values())
+    for worker, seconds in stopped.items():
         waiting_s[worker] = waiting_s.get(worker, 0.0) + seconds - least_s
 
 
@@ -144,13 +144,13 @@ def remark(timings: Mapping[str, Any]) -> str:
     return "Asynchronous workers: communication includes waiting, but not what was overlapped with computing."
 
 
-def _cells(worker: Mapping[str, Any], tells_waiting: bool) -> list[str]:
+def _cells(worker: Mapping[str, Any], shows_waiting: bool) -> list[str]:
     steps = worker["steps"]
     milliseconds = [f"{1000 * worker[name] / steps:.2f}" if steps else UNKNOWN for name in _COLUMNS]
-    return [whole(steps), *_known(milliseconds, tells_waiting)]
+    return [whole(steps), *_known(milliseconds, shows_waiting)]
 
 
-def _known(cells: list[str], tells_waiting: bool) -> list[str]:
-    if not tells_waiting:
+def _known(cells: list[str], shows_waiting: bool) -> list[str]:
+    if not shows_waiting:
         cells[_COLUMNS.index("waiting_s")] = UNKNOWN
     return cells

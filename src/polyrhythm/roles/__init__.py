@@ -1,1 +1,1 @@
-"""What a rank does: worker and server, the only training loops. The same in reality and in simulation."""
+"""Programs of ranks: worker and server, the only training loops. The same in real and simulated runs."""

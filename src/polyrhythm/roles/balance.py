@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 
-from polyrhythm.communication.communicator import Clock, Communicator
+from polyrhythm.communication.communicator import Clock, Communicator, all_ranks
 from polyrhythm.communication.exchanger import Exchanger
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.data.balance import Balance, Controller, split
@@ -250,7 +250,7 @@ class Balancer:
         self.group = group
         self._everyone = everyone or workers.size
         self._rests, self._waits = rests, waits
-        self._until_told = ahead + _ON_THE_WAY if ahead else 0
+        self._until_shared = ahead + _ON_THE_WAY if ahead else 0
         self._meets_every = meets_every
         self._clock: Clock = workers.clock
         self.compute_time = compute_time or self._clock.now
@@ -258,7 +258,7 @@ class Balancer:
         self.since_s = self.unevenness = 0.0
         self._longest: tuple[float, int] = (0.0, 0)
         self.limit = 0
-        self.regroup(workers, group or tuple(range(workers.size)), batch)
+        self.regroup(workers, group or all_ranks(workers.size), batch)
 
     @property
     def images(self) -> tuple[int, ...]:
@@ -343,7 +343,7 @@ class Balancer:
         else:
             self._left -= meetings
             while self._left <= 0 and self._follows:
-                if self._until_told and self._settled:
+                if self._until_shared and self._settled:
                     self._pass()
                 else:
                     self._decide(self._exchanged())
@@ -354,10 +354,10 @@ class Balancer:
         if self._follows:
             self._stop_following()
             if self._workers.rank == 0:
-                self._tell_all([_LEAVES] * self._workers.size)
+                self._notify_all([_LEAVES] * self._workers.size)
             else:
                 with suppress(PeerLost):
-                    self._tell(_LEAVES)
+                    self._share(_LEAVES)
 
     @property
     def _settled(self) -> bool:
@@ -404,7 +404,7 @@ class Balancer:
         self._observe(table)
         seconds = max(ns / max(1, steps) / _NS for ns, _, steps, _, _ in table)
         steps = self._steps_to_next(seconds, min(cost for *_, cost in table) / _NS) if seconds > 0 else 1
-        waits = not (self._until_told and self._settled)
+        waits = not (self._until_shared and self._settled)
         self._left += max(self._apart if waits else 0, self._meetings(steps))
 
     def _observe(self, table: list[list[int]]) -> None:
@@ -445,9 +445,9 @@ class Balancer:
             rows = self._exchanger.rows(self._measured())
             table = [rows.get(member, [0] * len(_LEAVES)) for member in self._members]
         else:
-            self._tell_own()
+            self._send_own()
             self._answer()
-            table = self._told()
+            table = self._shared()
         self._cost_ns = round((self._clock.now() - began_s) * _NS)
         return table
 
@@ -455,22 +455,22 @@ class Balancer:
         """Do the next part of a meeting without waiting."""
         match self._part:
             case 0:
-                self._tell_own()
+                self._send_own()
             case 1:
                 self._answer()
             case _:
-                self._decide(self._told())
+                self._decide(self._shared())
         self._part = (self._part + 1) % 3
         if self._part:
-            self._left += self._until_told
+            self._left += self._until_shared
 
-    def _tell_own(self) -> None:
+    def _send_own(self) -> None:
         """Send worker 0 the measurements of this worker."""
         own = self._measured()
         self._table = [own]
         if self._workers.rank > 0:
             try:
-                self._tell(own)
+                self._share(own)
             except PeerLost as error:
                 self._lost(error)
 
@@ -491,18 +491,18 @@ class Balancer:
         if workers.rank > 0:
             return
         try:
-            self._table += [self._heard(source)[0] for source in range(1, workers.size)]
+            self._table += [self._received(source)[0] for source in range(1, workers.size)]
             if any(ns < 0 for ns, *_ in self._table):
                 self._table = [_LEAVES] * workers.size
         except PeerLost as error:
             self._lost(error)
-        self._tell_all(self._table)
+        self._notify_all(self._table)
 
-    def _told(self) -> list[list[int]]:
+    def _shared(self) -> list[list[int]]:
         """Return the measurements of all, once worker 0 has sent them."""
         if self._workers.rank > 0 and self._table[0][0] >= 0:
             try:
-                self._table = self._heard(0)
+                self._table = self._received(0)
             except PeerLost as error:
                 self._lost(error)
         if self._table[0][0] < 0:
@@ -515,16 +515,16 @@ class Balancer:
             raise error
         self._table = [_LEAVES] * self._workers.size
 
-    def _heard(self, source: int) -> list[list[int]]:
+    def _received(self, source: int) -> list[list[int]]:
         numbers = self._workers.receive(source, _TAG)[1].tensor
         assert numbers is not None, "measurements are numbers"
         found: list[list[int]] = numbers.view(-1, len(_LEAVES)).tolist()
         return found
 
-    def _tell(self, own: list[int]) -> None:
+    def _share(self, own: list[int]) -> None:
         self._workers.send(0, Message(Kind.VECTOR, torch.tensor(own), tag=_TAG))
 
-    def _tell_all(self, table: list[list[int]]) -> None:
+    def _notify_all(self, table: list[list[int]]) -> None:
         message = Message(Kind.VECTOR, torch.tensor(table).flatten(), tag=_TAG)
         for to in range(1, self._workers.size):
             try:

@@ -5,7 +5,10 @@
     worker ── StepBroken ──────▶ coordinator  a step cannot be finished            ◀── MembershipView
     worker ◀───── RegroupAt ──── coordinator  regroup before a later step
     worker ◀───── RegroupNow ─── coordinator  regroup, although waiting elsewhere
+    worker ◀───── StateAt ────── coordinator  send the state after a step, for a checkpoint
     worker ── EventReport, WorkerState or Account, TakenBatches ──▶ coordinator    ── MayLeave or FinalModel ──▶
+    worker ── StatesGathered ──▶ parent       the last report and the state of itself and of those below it
+    worker ── StateDigests ────▶ parent       to be compared, by the coordinator
     server ── EventReport, ShardState, ServerReady, ServerReport ─▶ coordinator    ── ShardStateRequest ──▶
 
 They are typed messages, as `MembershipView` and `StepBroken` are (see `communication.control_message`).
@@ -15,6 +18,7 @@ Tags separate what a rank waits for: a worker that waits for a view leaves the c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -24,8 +28,10 @@ from polyrhythm.communication.control_message import ControlMessage
 from polyrhythm.communication.message import Kind, MalformedMessage, Message, pack_json, unpack_json
 from polyrhythm.events import Event, from_json
 
-WELCOME_TAG, LEADER_TAG, CALL_TAG = 1, 3, 4
-"""Tags of messages to a worker: its welcome, announcements of coordinator and departure, a call to regroup."""
+WELCOME_TAG, LEADER_TAG, CALL_TAG, STATE_TAG = 1, 3, 4, 5
+GATHERED_TAG = 1 << 21
+"""Tags of messages to a worker: its welcome, announcements of coordinator and departure, a call to regroup, a request
+for its state; and of what members send each other, unique on the communicator of a view."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class Account(ControlMessage):
         through: whether it has found that no batches remain.
         arrivals: record of received messages, as `Arrivals` writes it, once it has left; empty if not recorded.
         peak_bytes: peak memory of training on it, where that is measured.
+        bytes_inside: bytes of `bytes_sent` to ranks of its host, in simulations of clusters.
     """
 
     KIND = Kind.ACCOUNT
@@ -93,6 +100,7 @@ class Account(ControlMessage):
     through: bool = False
     arrivals: dict[str, str] = field(default_factory=dict)
     peak_bytes: int = 0
+    bytes_inside: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,6 +179,19 @@ class RegroupAt(ControlMessage):
 
 
 @dataclass(frozen=True)
+class StateAt(ControlMessage):
+    """Request of a worker's state, for a checkpoint.
+
+    Attributes:
+        step: number of steps after which the worker sends it; at once where it has done more.
+    """
+
+    KIND = Kind.STATE_AT
+    TAG = STATE_TAG
+    step: int
+
+
+@dataclass(frozen=True)
 class RegroupNow(ControlMessage):
     """Notice that the coordinator regroups: workers that wait for it elsewhere must stop waiting.
 
@@ -211,6 +232,71 @@ class TakenBatches(ControlMessage):
     KIND = Kind.TAKEN
     taken: int
     of: int
+
+
+@dataclass(frozen=True)
+class StateDigests(ControlMessage):
+    """Digests of the state that all members of a view hold alike.
+
+    Attributes:
+        number: number of the view.
+        step: steps done by the workers.
+        digests: by digest, below 2^64, and hash of what rounding depends on (see `digests.rounding`): the workers.
+    """
+
+    KIND = Kind.DIGEST
+    number: int
+    step: int
+    digests: tuple[tuple[int, int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class StatesGathered(ControlMessage):
+    """Messages of several workers at the end of an epoch, which one of them sends.
+
+    Attributes:
+        senders: index of each worker, number of previous processes of its rank, and its steps.
+        kinds: kinds of the messages of each worker, in order.
+        payloads: payload of each message, by the places of its sender and of itself.
+    """
+
+    KIND = Kind.GATHERED
+    senders: tuple[tuple[int, int, int], ...]
+    kinds: tuple[tuple[int, ...], ...]
+    payloads: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, worker: int, generation: int, step: int, messages: list[Message]) -> StatesGathered:
+        """Return the messages of one worker, all with a payload."""
+        payloads = {
+            f"0.{place}": each.tensor for place, each in enumerate(messages) if each.tensor is not None
+        }
+        return cls(((worker, generation, step),), (tuple(int(each.kind) for each in messages),), payloads)
+
+    def joined(self, others: list[StatesGathered]) -> StatesGathered:
+        """Return these messages, followed by others."""
+        senders, kinds, payloads = self.senders, self.kinds, dict(self.payloads)
+        for other in others:
+            for name, payload in other.payloads.items():
+                sender, _, place = name.partition(".")
+                payloads[f"{int(sender) + len(senders)}.{place}"] = payload
+            senders, kinds = senders + other.senders, kinds + other.kinds
+        return StatesGathered(senders, kinds, payloads)
+
+    def messages(self) -> Iterator[tuple[int, int, int, list[Message]]]:
+        """Return the messages by worker, with the number of previous processes of its rank, and its steps.
+
+        Raises:
+            MalformedMessage: one is neither a report nor a state, or lacks its payload.
+        """
+        if len(self.kinds) != len(self.senders):
+            raise MalformedMessage("gathered messages lack their senders")
+        for place, (sender, kinds) in enumerate(zip(self.senders, self.kinds, strict=True)):
+            names = [f"{place}.{number}" for number in range(len(kinds))]
+            if not {*kinds} <= {Kind.EVENT, Kind.RECORD} or not self.payloads.keys() >= {*names}:
+                raise MalformedMessage("gathered messages are neither reports nor states")
+            parts = zip(kinds, names, strict=True)
+            yield *sender, [Message(Kind(kind), self.payloads[name]) for kind, name in parts]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from polyrhythm.data.dealing import Begun
 from polyrhythm.evaluation.evaluate import PartialEvaluation
 from polyrhythm.events import Event
 from polyrhythm.roles.checkpointing.worker_state import WorkerState
-from polyrhythm.roles.control_messages import FinalModel, TakenBatches
+from polyrhythm.roles.control_messages import FinalModel, StateDigests, TakenBatches
 from polyrhythm.roles.regroup import RegroupControl
 
 EvaluatesPart = Callable[[], PartialEvaluation]
@@ -34,6 +34,8 @@ class Boundary(Enum):
     """The worker has just joined: as a replacement, or from a checkpoint of the run's end."""
     EPOCH = "epoch"
     """An epoch is over."""
+    CHECKPOINT = "checkpoint"
+    """A checkpoint is due inside an epoch."""
     STOP = "stop"
     """The worker stops early because a rank was asked to."""
 
@@ -70,11 +72,24 @@ class ControlPlane(RegroupControl, Protocol):
         """Called after a step; never blocks.
 
         Raises:
-            Departed: this worker was asked to leave.
+            RankExited: this worker was asked to leave.
         """
 
-    def report(self, fact: Event | TakenBatches) -> None:
-        """Report this worker's recent progress."""
+    def state_due(self, done: int, epochs: int = 0) -> bool:
+        """Return whether this worker sends its state now, for a checkpoint; never blocks.
+
+        Args:
+            done: steps done by this worker; called first with those at which it begins.
+            epochs: epochs done by its loop; 0 where an epoch's end is a boundary of its own.
+        """
+
+    def report(self, fact: Event | TakenBatches | StateDigests, *, before_state: bool = False) -> None:
+        """Report this worker's recent progress.
+
+        Args:
+            fact: the fact to report.
+            before_state: whether the state at an epoch's end follows, with which the report may wait.
+        """
 
     def boundary(
         self,
@@ -83,6 +98,8 @@ class ControlPlane(RegroupControl, Protocol):
         epochs: int = 0,
         presented: Tensor | None = None,
         test: EvaluatesPart | None = None,
+        *,
+        together: bool = False,
     ) -> None:
         """Send this worker's state between two steps; the coordinator tests and saves.
 
@@ -92,6 +109,7 @@ class ControlPlane(RegroupControl, Protocol):
             epochs: number of finished epochs, where one has just finished.
             presented: `(size,)`, the model to be tested, where it is not this worker's own.
             test: test of this worker's share; None: the coordinator tests all images.
+            together: whether all members of the view send their states now, and the coordinator waits for them.
         """
 
     def work_done(self, record: WorkerState) -> bool:

@@ -95,7 +95,7 @@ class Deal:
         units: indices of the workers of each unit.
         communicator: communicator of all workers for the deal.
         now: returns the time, in seconds.
-        say: receiver of events, which sets their time, from any thread; None: events are not needed.
+        sink: receiver of events, which sets their time, from any thread; None: events are not needed.
         begun_in: number of finished epochs when the session started.
 
     Attributes:
@@ -108,7 +108,7 @@ class Deal:
         units: tuple[tuple[int, ...], ...],
         communicator: Communicator,
         now: Callable[[], float],
-        say: Callable[[BatchesDrawn], None] | None,
+        sink: Callable[[BatchesDrawn], None] | None,
         begun_in: int = 0,
     ) -> None:
         self._dealer = dealer
@@ -121,7 +121,7 @@ class Deal:
         """The step at which each process of a worker, by its generation, has begun to draw, if known."""
         self._communicator = communicator
         self._now = now
-        self._say = say
+        self._sink = sink
         self._unsaid: list[BatchesDrawn] | None = []
         self.opening = dealer.to_json()
         self._lock = Lock()
@@ -130,7 +130,7 @@ class Deal:
 
     def open(self) -> None:
         """Start answering workers, in the background."""
-        self._serving = self._communicator.start(self._serve_or_say)
+        self._serving = self._communicator.start(self._serve_or_report)
 
     def inherit(self, worker: int, generation: int) -> None:
         """Record which process of a worker has drawn from the deal under its previous owner.
@@ -146,7 +146,7 @@ class Deal:
         """Note that the run has been announced, so that events may follow."""
         with self._lock:
             for event in self._unsaid or ():
-                self._say_now(event)
+                self._emit_now(event)
             self._unsaid = None
 
     def close(self) -> None:
@@ -156,27 +156,27 @@ class Deal:
             self._serving.wait()
             self._serving = None
 
-    def lose(self, worker: int, step: int, losses: int, *, said: bool = True) -> None:
+    def lose(self, worker: int, step: int, losses: int, *, reported: bool = True) -> None:
         """Take back the unfinished batches of a failed worker's unit, if no member of it remains.
 
         Args:
             worker: index of the worker.
             step: number of its steps that count.
             losses: number of processes of its rank that have failed.
-            said: whether this process reported `step`; else a previous one, which may have counted otherwise.
+            reported: whether this process reported `step`; else a previous one, which may have counted otherwise.
         """
         with self._lock:
             first = self._first.pop((worker, losses - 1), None)
-            if not said and first is not None:
+            if not reported and first is not None:
                 step = first
             unit = self._unit_of[worker]
             if self._generations[worker] >= losses:  # a replacement has drawn already
-                self._emit_taken_back(unit, self._dealer.give_back_former(unit, step))
+                self._emit_returned(unit, self._dealer.return_former(unit, step))
                 return
             self._generations[worker] = losses  # requests of the failed process may still arrive
             self._gone.add(worker)
             if self._gone.issuperset(self._units[unit]):
-                self._emit_taken_back(unit, self._dealer.give_back(unit, step))
+                self._emit_returned(unit, self._dealer.return_batches(unit, step))
 
     def images(self, step: int, worker: int) -> int:
         """Return the images in a worker's batch of one of its steps; 0 where it has been dealt none."""
@@ -210,22 +210,22 @@ class Deal:
         with self._lock:
             return self._dealer.to_json()
 
-    def _emit_taken_back(self, unit: int, given: list[Grant]) -> None:
+    def _emit_returned(self, unit: int, given: list[Grant]) -> None:
         for grant in given:
             self._emit(BatchesDrawn(time_s=0, unit=unit, **asdict(grant)))
 
     def _emit(self, event: BatchesDrawn) -> None:
         """Emit an event, in the order in which the deal changes; call it under the lock."""
         if self._unsaid is None:
-            self._say_now(event)
+            self._emit_now(event)
         else:
             self._unsaid.append(event)
 
-    def _say_now(self, event: BatchesDrawn) -> None:
-        if self._say is not None:
-            self._say(event)
+    def _emit_now(self, event: BatchesDrawn) -> None:
+        if self._sink is not None:
+            self._sink(event)
 
-    def _serve_or_say(self) -> None:
+    def _serve_or_report(self) -> None:
         try:
             self._serve()
         except Exception:
@@ -264,24 +264,26 @@ class Deal:
             if self._dealer.undealt < undealt:  # else it was granted before, or no batches remain
                 self._emit(BatchesDrawn(time_s=0, unit=unit, **asdict(grant)))
             elif self._dealer.steps_of(unit).stop != end:  # it counts its steps from a new origin
-                self._emit_taken_back(unit, [Grant(asked.step, 0, 0, 0, 0)])
+                self._emit_returned(unit, [Grant(asked.step, 0, 0, 0, 0)])
             # Others may have drawn whole epochs before its first batch: these are to be tested and saved, too.
-            come_to = self._begun_in if begins else max(grant.epoch, self._dealer.come_to(unit, asked.step))
+            advance_to = (
+                self._begun_in if begins else max(grant.epoch, self._dealer.advance_to(unit, asked.step))
+            )
         numbers = torch.tensor(astuple(grant))
-        answer = Message(Kind.GRANT, numbers, version=come_to, step=asked.step, tag=_GRANT_TAG)
+        answer = Message(Kind.GRANT, numbers, version=advance_to, step=asked.step, tag=_GRANT_TAG)
         with suppress(PeerLost):
             if (before := self._leaving.pop(worker, None)) is not None:
                 before.wait()
             self._leaving[worker] = self._communicator.start_send(worker, answer)
 
 
-class Hand:
+class DealtBatches:
     """The batches that one worker has drawn.
 
     Args:
         communicator: communicator of all workers for the deal.
-        await_leader: waits for a new coordinator, if the lost rank led and the run survives that; returns whether it
-            does.
+        await_leader: function that waits for a new coordinator if the failed rank was the coordinator; returns
+            whether the run continues.
         now: returns the time, in seconds.
         generation: number of previous processes of this worker's rank.
 
@@ -303,7 +305,7 @@ class Hand:
         self._generation = generation
         self._grants: list[Grant] = []
         self._asked = self._following = -1
-        self._come_to = 0
+        self._begins_at = 0
         self._asking: Handle | None = None
 
     def grant(self, step: int) -> Grant:
@@ -320,15 +322,14 @@ class Hand:
         """Return the epoch of a step; the number of epochs, where no batches remain."""
         return self.grant(step).epoch
 
-    def come_to(self, step: int) -> int:
-        """Return the epoch in which this process begins, at a step; earlier epochs were ended by others.
+    def advance_to(self, step: int) -> int:
+        """Return the epoch in which this process begins at a step; all earlier epochs have ended.
 
-        It is earlier than that of the step's batch where other workers have drawn whole epochs before it. It is later
-        where a failed worker returned this batch, and the members of its group have been in a later epoch: they end
-        no epoch twice.
+        It may differ from the epoch of the step's batch: it is earlier if other workers drew whole epochs before this
+        batch, and later if a failed worker returned the batch after its group had entered a later epoch.
         """
         self.grant(step)
-        return self._come_to
+        return self._begins_at
 
     def batches(self, epoch: int, step: int) -> Iterator[DrawnBatch]:
         """Yield the batches of an epoch from a step on, one per step."""
@@ -378,7 +379,7 @@ class Hand:
     def _keep(self, message: Message) -> None:
         assert message.tensor is not None, "a grant has its numbers with it"
         grant = Grant(*message.tensor.tolist())
-        self._come_to = message.version
+        self._begins_at = message.version
         # The previous one is still needed where a step is repeated.
         self._grants = [*self._grants[-1:], grant]
 

@@ -40,18 +40,18 @@ from polyrhythm.roles.balance import balancer_for
 from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.control_messages import Account
 from polyrhythm.roles.control_plane import ControlPlane
-from polyrhythm.roles.deal import Deal, Hand, deal_communicator
+from polyrhythm.roles.deal import Deal, DealtBatches, deal_communicator
 from polyrhythm.roles.leading.leader import Duties, EventEmitter, Leader
 from polyrhythm.roles.ledger import Attendance, Ledger, ServerLosses
 from polyrhythm.roles.member import Member
 from polyrhythm.roles.replica import FlatReplica
-from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
+from polyrhythm.roles.result import defense_figures, staleness_figures, traffic_figures
 from polyrhythm.roles.step_metrics import Tally
 from polyrhythm.roles.trainer import Trainer, TrainingRun
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.strategy import Remarks, Strategy, Traits
-from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
+from polyrhythm.strategies.worker_part import ComputesStages, CutsNetwork, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters, WeightlessParameters
 from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizer import OptimizerConfig
@@ -62,7 +62,7 @@ FEWEST_NUMBERS = 1024
 NUMBERS_OF_A_SLICE = 512
 """So the two numbers that travel with bucket 0, which fall to two of its slices, weigh 0.2 % of a slice."""
 MOST_NUMBERS_TOGETHER = 1 << 24
-"""Of all workers: 64 MiB of parameters, and as much of gradients."""
+"""Numbers of all workers together: 64 MiB of parameters, and as much of gradients."""
 _HANDED_ON = frozenset([Kind.PUSH, Kind.PART, Kind.PARAMETERS, Kind.EVENT])
 
 
@@ -192,7 +192,7 @@ class DryRun:
         drop_last: whether an incomplete last step of an epoch is dropped.
         optimizer: optimizer that the strategy runs on the stand-in, at no cost in virtual time; None changes
             nothing.
-        gradient: fills the flat gradients of a worker's step in place, given its index, the step and `(E,)` zeros.
+        gradient: function that fills in a worker's flat gradients in place, given its index, the step and `(E,)` zeros.
         seed: seed of random step times.
         exact: whether every number of the model exists, as real networks need it.
         timings: whether workers report the phases of their steps.
@@ -355,7 +355,7 @@ class DryWorkload:
         calendar: assignment of steps to epochs.
         sizes: relative shares of a global batch, of the present workers; empty: all equal.
         limit: 0: memory is unlimited.
-        hand: batches that this worker draws; None where it has a fixed share.
+        dealt_batches: batches that this worker draws; None where it has a fixed share.
     """
 
     __slots__ = (
@@ -372,12 +372,13 @@ class DryWorkload:
         "_worker",
         "batch_size",
         "calendar",
-        "hand",
+        "dealt_batches",
         "limit",
         "rate_ratio",
         "replica",
         "report_steps",
         "sizes",
+        "skipped",
     )
 
     def __init__(self, dry_run: DryRun, world: World) -> None:
@@ -399,12 +400,14 @@ class DryWorkload:
         self.replica = FlatReplica(dry_run.strategy, world, setting, announce=True)
         self._computes_together = dry_run.traits.cuts_network and not dry_run.traits.pipelines
         if self._computes_together:
-            self.replica.part.divide(dry_division(flat, dry_run.sizes, len(world.roles.workers)))
+            self.replica.part_as(CutsNetwork).divide(
+                dry_division(flat, dry_run.sizes, len(world.roles.workers), setting.workers.rank)
+            )
         self.batch_size, self.rate_ratio = dry_run.batch_size, 1.0
         self.report_steps = dry_run.steps_per_report
         self.sizes: tuple[float, ...] = ()
-        self.limit = 0
-        self.hand: Hand | None = None
+        self.limit = self.skipped = 0
+        self.dealt_batches: DealtBatches | None = None
         self.calendar = DryCalendar(dry_run)
         self._worker = self._place = self.replica.workers.rank
         self._dry_run = dry_run
@@ -427,7 +430,7 @@ class DryWorkload:
 
     def global_batch(self, epoch: int) -> int:
         """Return the images of the largest step of all workers in an epoch; of this worker's group, where it draws."""
-        if self.hand is not None:
+        if self.dealt_batches is not None:
             return self._dry_run.largest_drawn(epoch, len(self.unit))
         return self._dry_run.images_together(self.calendar.start(epoch + 1) - 1)
 
@@ -439,9 +442,13 @@ class DryWorkload:
     def batches(self, epoch: int, start: int) -> Iterator[DryBatch]:
         """Return this worker's batches of an epoch, from a step on; see `ComputedWorkload`."""
         dry_run = self._dry_run
-        if self.hand is not None:
+        if self.dealt_batches is not None:
             unit = self.unit
-            place, drawn, sizes = unit.index(self._worker), self.hand.batches(epoch, start), self.sizes
+            place, drawn, sizes = (
+                unit.index(self._worker),
+                self.dealt_batches.batches(epoch, start),
+                self.sizes,
+            )
             if not dry_run.epoch_images:
                 full = len(unit) * dry_run.batch_size
                 same = DryBatch(split(full, sizes)[place] if sizes else dry_run.batch_size)
@@ -473,7 +480,7 @@ class DryWorkload:
             if self._timer is not None:
                 self._timer.lap("backward")
         if self._computes_together:
-            self.replica.part.compute(step, torch.empty(batch.size, 0), _without_loss)
+            self.replica.part_as(CutsNetwork).compute(step, torch.empty(batch.size, 0), _without_loss)
         return self._computed
 
     def part_of_test(self, place: int, parts: Sequence[int], workers: Communicator | None) -> None:
@@ -485,6 +492,10 @@ class DryWorkload:
 
     def cache_use(self) -> None:
         """Return None: there are no images."""
+
+    def input_waits(self) -> tuple[float, float]:
+        """Return zeros: there are no batches to wait for."""
+        return 0.0, 0.0
 
     def newly_left_out(self) -> list[str]:
         """Return nothing: there are no images."""
@@ -510,7 +521,7 @@ class DryPipelineWorkload(DryWorkload):
 
     def __init__(self, dry_run: DryRun, world: World) -> None:
         super().__init__(dry_run, world)
-        self.replica.part.take_sizes(dry_run.sizes.pieces)
+        self.replica.part_as(ComputesStages).take_sizes(dry_run.sizes.pieces)
 
     def compute(self, step: Step, batch: DryBatch) -> tuple[float, float, bool]:
         """Have the workers of a pipeline take their step together."""
@@ -519,7 +530,7 @@ class DryPipelineWorkload(DryWorkload):
         full = dry_run.workers * self.batch_size // pipelines
         self._pace.forward((), self._use)
         lap = _without_timer if self._timer is None else self._timer.lap
-        self.replica.part.compute_dry(step, images, full, self._pace.part, lap)
+        self.replica.part_as(ComputesStages).compute_dry(step, images, full, self._pace.part, lap)
         if self._gradient is not None:
             self._gradient(self._worker, step.number, self.replica.flat.gradients)
         if self._timer is not None:
@@ -574,17 +585,23 @@ def work_dry(dry_run: DryRun, world: World) -> None:
         else Member(world, dry_run.strategy, dry=True)
     )
     if drawing is not None:
-        workload.hand = Hand(drawing, control.await_leader, world.clock.now, world.generation)
+        workload.dealt_batches = DealtBatches(
+            drawing, control.await_leader, world.clock.now, world.generation
+        )
     trainer = Trainer(world, dry_run.strategy, workload, control)
     control.enter()
     start = trainer.open(0)
     # All ranks of a dry run that may have replacements share one clock, which began with the run.
     elapsed_s = world.clock.now() if world.rejoins else 0.0
     if start:  # a replacement reports at once that it is present
-        hand, rate = workload.hand, dry_run.learning_rate
-        epoch = workload.calendar.epoch_of(start - 1) if hand is None else hand.come_to(start)
+        dealt_batches, rate = workload.dealt_batches, dry_run.learning_rate
+        epoch = (
+            workload.calendar.epoch_of(start - 1)
+            if dealt_batches is None
+            else dealt_batches.advance_to(start)
+        )
         control.begin(epoch)
-        first = Tally(trainer.worker, world.clock).say(epoch, start, rate)
+        first = Tally(trainer.worker, world.clock).report(epoch, start, rate)
         control.report(replace(first, time_s=elapsed_s))
     in_step = dry_run.traits.lockstep
     batch = workload.global_batch(0)
@@ -623,7 +640,7 @@ class DryDuties(Duties):
 
     dry = True
 
-    def __init__(self, dry_run: DryRun, world: World, part: WorkerCalls, ledger: Ledger) -> None:
+    def __init__(self, dry_run: DryRun, world: World, part: WorkerPart, ledger: Ledger) -> None:
         self._dry_run = dry_run
         self._world = world
         self._part = part
@@ -634,12 +651,12 @@ class DryDuties(Duties):
             for unit, *grant in ledger.drawn:
                 dealer.note(unit, Grant(*grant))
             # There is no other reader of draws, which are many with thousands of workers.
-            say = self._emitter.say if world.leader_returns else None
-            self.deal = Deal(dealer, dry_run.units, deal_communicator(world), world.clock.now, say)
+            emit = self._emitter.emit if world.leader_returns else None
+            self.deal = Deal(dealer, dry_run.units, deal_communicator(world), world.clock.now, emit)
 
-    def say(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Emit a loss or a replacement."""
-        self._emitter.say(event)
+        self._emitter.emit(event)
 
     def take_up(self) -> None:
         """Continue with the time of the run."""
@@ -683,9 +700,9 @@ class DryDuties(Duties):
     def end(self) -> None:
         """Release the servers and then the workers, and emit the results of the run."""
         leader = self.leader
-        self._part.let_go()
+        self._part.release()
         leader.servers.wait()
-        leader.let_leave()
+        leader.dismiss()
         seconds = self._emitter.elapsed_s
         accounts = [state.account for state in leader.workers.in_order]
         reports = [leader.servers.reports[rank] for rank in sorted(leader.servers.reports)]
@@ -734,14 +751,14 @@ def dry_figures(
         "workers_joined": attendance.joined,
         "servers_lost": losses.lost,
         "servers_joined": losses.joined,
-        "bytes_sent_per_step": bytes_per_step(accounts, reports, attendance.steps_of_lost),
+        **traffic_figures(accounts, reports, attendance.steps_of_lost),
         "staleness": staleness_figures(accounts, reports),
-        **defence_figures(reports),
+        **defense_figures(reports),
         "parameters_sha256": None,
     }
 
 
-def dry_leader(dry_run: DryRun, world: World, part: WorkerCalls) -> Leader:
+def dry_leader(dry_run: DryRun, world: World, part: WorkerPart) -> Leader:
     """Return the control plane of worker 0 in a dry run.
 
     Args:

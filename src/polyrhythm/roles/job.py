@@ -44,11 +44,14 @@ from polyrhythm.data.dealing import (
     places_of,
     steps_per_epoch,
 )
+from polyrhythm.data.label_skew import LabelSkew
 from polyrhythm.data.loader import Mixer
 from polyrhythm.data.record import METADATA_KEY, DataRecord
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.evaluation.evaluate import BATCH_SIZE
 from polyrhythm.evaluation.target import Target
+from polyrhythm.roles.checkpoint_interval import EVERY_EPOCH, Interval
+from polyrhythm.strategies.compressing import compressor_of
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.strategy import Strategy, Traits
 from polyrhythm.training.batch_norm import BatchNorm
@@ -60,6 +63,7 @@ from polyrhythm.training.joint_optimizer import Joint
 from polyrhythm.training.model_sizes import shares_of_numbers
 from polyrhythm.training.objective import Objective
 from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.optimizer_plan import clips_parts
 from polyrhythm.training.schedule import BatchSchedule, RunLength, Schedule, SizeSchedule
 from polyrhythm.training.size_schedules.constant import Constant as ConstantSize
 
@@ -220,6 +224,7 @@ class Learning:
         updates: number of updates of the whole run, after which its last epoch ends: steps where workers are
             synchronous, batches of all of them elsewhere; None: it ends with its images.
         drop_last: whether an incomplete last step of an epoch is dropped, and not spread.
+        label_skew: assignment of images to workers by their classes; None: all see all classes alike.
         batch_size: batch size of one worker, in the first epoch.
         accumulate: number of passes in which a batch is computed, one after the other.
         batch_schedule: schedule of the batch size.
@@ -253,6 +258,7 @@ class Learning:
     size_schedule: SizeSchedule = field(default_factory=ConstantSize)
     updates: int | None = None
     drop_last: bool = False
+    label_skew: LabelSkew | None = None
     accumulate: int = 1
     batch_norm: BatchNorm = field(default_factory=PlainNorm)
     all_epochs: int | None = None
@@ -272,16 +278,34 @@ class CheckpointConfig:
         checkpoints: number of newest checkpoints to keep; 0 writes none.
         resume: whether to continue from the newest complete checkpoint.
         best: whether to keep the checkpoint of the highest test accuracy as well.
+        every: interval between two checkpoints.
+        mirror: location of fsspec for copies of the checkpoints; None: there are none.
         tested: number of epochs at the last test of the run that is resumed; None: not known.
-        claim: this start's claim to the folder.
+        claim: claim to the folder by this start of the run.
     """
 
     folder: Path | None = None
     checkpoints: int = 2
     resume: bool = False
     best: bool = False
+    every: Interval = EVERY_EPOCH
+    mirror: str | None = None
     tested: int | None = None
     claim: Unclaimed = UNCLAIMED
+
+    @property
+    def saves(self) -> bool:
+        """Whether the run writes checkpoints."""
+        return self.folder is not None and self.checkpoints > 0
+
+    def due_after(self, epochs: int, *, last: bool) -> bool:
+        """Whether a checkpoint is due because an epoch is over.
+
+        Args:
+            epochs: number of finished epochs.
+            last: whether the run is over.
+        """
+        return self.saves and (last or self.best or self.every.ends_with(epochs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,11 +316,14 @@ class FaultTolerance:
         min_workers: minimum number of workers; with fewer the run ends, with a checkpoint.
         vacant: number of workers' places, the last ones, that are vacant at first.
         notice_s: seconds between SIGTERM and the end of this host; None: SIGTERM has the effect of SIGINT.
-        restarts: number of failed workers and servers that are replaced.
+        restarts: number of replacements of each worker and server within an hour.
         rescale: treatment of an absent share, for lockstep strategies. False: the others divide a failed
             worker's share of every step among themselves, so that steps keep their images; true: they leave it
             out, and lower the learning rate in proportion.
         silence_s: shortest silence of a rank, in seconds, that the watchdog reports.
+        digest_every: number of steps between two comparisons of the state that all workers hold alike; 0: none.
+        skips_not_finite: whether a worker takes no part in a step in which its loss or gradients are not finite; else
+            the run ends.
     """
 
     min_workers: int = 1
@@ -305,6 +332,23 @@ class FaultTolerance:
     restarts: int = 0
     rescale: bool = False
     silence_s: float = 3.0
+    digest_every: int = 0
+    skips_not_finite: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """Place and rule of the tests during a run.
+
+    Attributes:
+        continues: whether steps continue during a test, which has a process of its own.
+        skips: whether tests are skipped where they take longer than the epochs between them; else steps wait.
+        remark: reason for the place, for people; empty: it was asked for.
+    """
+
+    continues: bool = False
+    skips: bool = False
+    remark: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,6 +371,7 @@ class Job:
         ahead: batches that a loader prepares while the worker computes.
         timings: whether workers report the phases of their steps.
         until: test result at which training ends before its last epoch; None: it does not.
+        evaluation: place and rule of the tests during the run.
         numbers: number of values in a model, with buffers; 0 where it is unknown.
         balance: division of a global batch among synchronous workers.
         draws: whether workers draw their batches from a common deal, instead of a fixed share of each epoch.
@@ -348,6 +393,7 @@ class Job:
     ahead: int = 0
     timings: bool = False
     until: Target | None = None
+    evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
     numbers: int = 0
     balance: Balance = field(default_factory=Off)
     draws: bool = False
@@ -396,15 +442,15 @@ class Job:
         )
         return Deck(images, sizes)
 
-    def dealer(self, told: Mapping[str, Any] | None = None) -> Dealer:
+    def dealer(self, recorded: Mapping[str, Any] | None = None) -> Dealer:
         """Return the dealer that assigns batches, where workers draw.
 
         Args:
-            told: recorded state of the dealer, where a run resumes.
+            recorded: state of the dealer, where a run resumes.
         """
         sizes = [len(unit) for unit in self.units]
-        if told:
-            return Dealer.from_json(self.deck, sizes, told)
+        if recorded:
+            return Dealer.from_json(self.deck, sizes, recorded)
         dealer = Dealer(self.deck, sizes)
         if self.script is not None:
             dealer.follow(self.script)
@@ -442,7 +488,7 @@ class Job:
     def _arrivals_bytes(self) -> int:
         return _ARRIVAL_BYTES * self.calendar.total_steps * self.workers
 
-    def going_on(self, begun: Begun) -> Job:
+    def continued(self, begun: Begun) -> Job:
         """Return the job of workers that resume epochs begun by others."""
         return self if begun == self.begun else replace(self, begun=begun)
 
@@ -501,6 +547,11 @@ def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, lear
             "out, or use synchronous"
         )
     _check_optimizer(strategy, traits, dtype, learning)
+    in_parts = traits.cuts_network or traits.waits_between_layers
+    if in_parts and workers > 1 and learning.optimizer.clip_norm is not None:
+        raise clips_parts()
+    if learning.execution.checkpoints_activations:
+        _check_recomputation(strategy, traits, learning)
     if not traits.cuts_network:
         return
     if learning.accumulate > 1:
@@ -518,6 +569,28 @@ def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, lear
         )
 
 
+def _check_recomputation(strategy: Strategy, traits: Traits, learning: Learning) -> None:
+    """Refuse activation checkpointing where something else happens in a forward pass than computing.
+
+    Raises:
+        RequestError: the check fails.
+    """
+    compressor, optimizer = compressor_of(strategy), learning.optimizer
+    if traits.pipelines:
+        raise RequestError(f"{strategy} computes activations again by itself: give it recompute=True instead")
+    for happens, what in (
+        (traits.cuts_network or traits.waits_between_layers, f"{strategy} exchanges"),
+        (compressor is not None and compressor.from_passes, f"{strategy} collects factors"),
+        (isinstance(optimizer, Joint) and optimizer.follows_network, f"{optimizer.name} collects statistics"),
+        (learning.batch_norm.over_workers, f"batch_norm {learning.batch_norm} exchanges"),
+        (learning.execution.compiled, "compile fuses operations"),
+    ):
+        if happens:
+            raise RequestError(
+                f"{what} inside of forward passes, which activation_checkpointing repeats: leave one of them out"
+            )
+
+
 def _check_optimizer(strategy: Strategy, traits: Traits, dtype: torch.dtype, learning: Learning) -> None:
     """Refuse an optimizer with requirements that the strategy, or the way to run the network, does not meet.
 
@@ -525,7 +598,7 @@ def _check_optimizer(strategy: Strategy, traits: Traits, dtype: torch.dtype, lea
         RequestError: the check fails.
     """
     optimizer = learning.optimizer
-    if optimizer.follows_staleness and not traits.tells_staleness:
+    if optimizer.follows_staleness and not traits.measures_staleness:
         raise RequestError(
             f"momentum=auto follows the staleness of single gradients, which {strategy} does not report: use "
             "parameter_server, or give a momentum"

@@ -42,7 +42,7 @@ class LeaderChannel:
         self.control: Communicator = world.control()
         self.leader_lost = False
         self.leader = 0
-        self.survives_leader = world.goes_on_without(LEADER, strategy.faults(len(world.roles.workers)))
+        self.survives_leader = world.continues_without(LEADER, strategy.faults(len(world.roles.workers)))
         self.introduction: Callable[[], list[Message]] = list
         self.call: RegroupAt | None = None
         self._unsent: list[Message] = []
@@ -128,7 +128,7 @@ class LeaderChannel:
         """Wait for `MayLeave` or `FinalModel` and return it.
 
         Args:
-            on_leader: called whenever a new coordinator has announced itself.
+            on_leader: callback, called whenever a new coordinator has announced itself.
 
         Raises:
             PeerLost: the coordinator has failed, and the run cannot continue without it.

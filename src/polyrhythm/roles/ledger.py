@@ -107,14 +107,14 @@ class Attendance:
         }
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Attendance:
-        """Read what `to_json` gave."""
+    def from_json(cls, stated: dict[str, Any]) -> Attendance:
+        """Rebuild it from the result of `to_json`."""
         made = cls(0)
-        made.present, made._spoken = set(told["present"]), set(told["spoken"])
+        made.present, made._spoken = set(stated["present"]), set(stated["spoken"])
         for name in _SUMS:
-            setattr(made, name, told[name])
+            setattr(made, name, stated[name])
         for name in _COUNTED:
-            getattr(made, f"_{name}").update({int(worker): count for worker, count in told[name].items()})
+            getattr(made, f"_{name}").update({int(worker): count for worker, count in stated[name].items()})
         return made
 
 
@@ -149,9 +149,9 @@ class ServerLosses:
         return {"lost": self.lost, "joined": self.joined, "absent": sorted(self.absent)}
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> ServerLosses:
-        """Read what `to_json` gave."""
-        return cls(told["lost"], told["joined"], set(told["absent"]))
+    def from_json(cls, stated: dict[str, Any]) -> ServerLosses:
+        """Rebuild it from the result of `to_json`."""
+        return cls(stated["lost"], stated["joined"], set(stated["absent"]))
 
 
 class ServerAttendance:
@@ -278,7 +278,8 @@ class Ledger:
                 self.leader_s = event.time_s
         elif isinstance(event, Evaluated):
             self.tested, self.tested_epochs = event, event.epoch
-            self.paused_s += max(0.0, event.time_s - self.leader_s)
+            if event.snapshot_s is None:
+                self.paused_s += max(0.0, event.time_s - self.leader_s)
         elif isinstance(event, CheckpointSaved):
             self.saved_epochs = event.epoch
         elif isinstance(event, WorkerLost):
@@ -294,19 +295,25 @@ class Ledger:
         """Return the ledger as a JSON-able dict."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         tested = None if self.tested is None else self.tested.to_json()
-        told = {"attendance": self.attendance.to_json(), "servers": self.servers.to_json(), "tested": tested}
-        return values | told
+        stated = {
+            "attendance": self.attendance.to_json(),
+            "servers": self.servers.to_json(),
+            "tested": tested,
+        }
+        return values | stated
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Ledger:
-        """Read what `to_json` gave."""
-        tested = None if told["tested"] is None else from_json(told["tested"])
+    def from_json(cls, stated: dict[str, Any]) -> Ledger:
+        """Rebuild it from the result of `to_json`."""
+        tested = None if stated["tested"] is None else from_json(stated["tested"])
         attendance, servers = (
-            Attendance.from_json(told["attendance"]),
-            ServerLosses.from_json(told["servers"]),
+            Attendance.from_json(stated["attendance"]),
+            ServerLosses.from_json(stated["servers"]),
         )
-        drawn = [tuple(numbers) for numbers in told["drawn"]]
-        return cls(**told | {"attendance": attendance, "servers": servers, "tested": tested, "drawn": drawn})
+        drawn = [tuple(numbers) for numbers in stated["drawn"]]
+        return cls(
+            **stated | {"attendance": attendance, "servers": servers, "tested": tested, "drawn": drawn}
+        )
 
     def copy(self) -> Ledger:
         """Return an independent copy."""

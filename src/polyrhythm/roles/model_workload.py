@@ -16,33 +16,40 @@ from polyrhythm.data.balance import split
 from polyrhythm.data.cached_split import CacheUse, left_out_of, placed, use_of
 from polyrhythm.data.dealing import StandIn, places_of
 from polyrhythm.data.loader import Batch, Loader, PartOfBatch, Share
-from polyrhythm.data.seeding import seed_for
+from polyrhythm.data.seeding import seed_for, seeds_for
 from polyrhythm.errors import RequestError, is_out_of_memory
 from polyrhythm.evaluation.evaluate import InDtype, PartialEvaluation, batches_for, evaluate_part
 from polyrhythm.models.fine_tuning import graded
-from polyrhythm.partition.branches import parts_of
 from polyrhythm.partition.hybrid_pass import Loss
-from polyrhythm.partition.ownership import divided_trunk, division
+from polyrhythm.partition.ownership import division
 from polyrhythm.partition.pipeline_pass import Lap
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_plane import EvaluatesPart
-from polyrhythm.roles.deal import Hand
+from polyrhythm.roles.deal import DealtBatches
 from polyrhythm.roles.job import Calendar, Job, check_network_use, tested_at_once
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.worker_part import PipelineContext, SharedBatch, Step
-from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.strategies.worker_part import ComputesStages, CutsNetwork, PipelineContext, SharedBatch, Step
+from polyrhythm.training.flat_parameters import FlatParameters, is_finite
 from polyrhythm.training.forward_pass import (
     Execution,
     Precision,
     by_running_statistics,
     channels_innermost,
     forward_pass,
+    use_repeatable_convolutions,
 )
 from polyrhythm.training.joint_optimizer import JointOptimizer, Pass, random_state, same_random_numbers
 from polyrhythm.training.memory import memory_of, peak_memory
 from polyrhythm.training.model_sizes import shapes_alone
 from polyrhythm.training.noise_scale import GradientNoise, NoiseMeter
+
+_MOST_SKIPPED = 100
+"""Number of steps in a row that are skipped before the run ends."""
+
+
+class LossNotFinite(RequestError):
+    """A loss is infinite or not a number."""
 
 
 class ModelWorkload:
@@ -63,43 +70,55 @@ class ModelWorkload:
         report_steps: number of steps between reports; 0: reports are due by time.
         sizes: relative sizes of the present workers' shares of a global batch; empty: equal shares.
         limit: largest number of images that fits into memory at once, if a batch did not fit; 0: unknown.
-        hand: dynamic batches of this worker; None: it has a fixed share.
+        dealt_batches: dynamic batches of this worker; None: it has a fixed share.
+        skipped: number of steps without this worker's gradients, since its loss or they were not finite.
     """
 
     report_steps = 0
     limit = 0
+    skipped = 0
     sizes: tuple[float, ...] = ()
-    hand: Hand | None = None
+    dealt_batches: DealtBatches | None = None
 
     def __init__(self, job: Job, world: World) -> None:
         learning = job.learning
-        staged = job.traits.pipelines > 0
-        measured = staged and world.pace is None
+        traits = job.traits
+        measured = traits.pipelines > 0 and world.pace is None
+        hollows = traits.cuts_network and traits.trunk != "channels" and not world.leads
         hollow = None
         # First on shapes, where memory is measured, because of the modules that it imports: they are no
         # memory of the network.
-        if measured or (staged and not world.leads):
+        if measured or hollows:
             hollow = shapes_alone(job.make_model, job.dataset.image_shape)
         peak = peak_memory(job.device) if measured else None
-        torch.manual_seed(learning.seed)
-        if world.leads:
+        # Without a GPU torch.manual_seed would keep its caller's traceback: all of its source files, 1 MB a worker.
+        (torch.default_generator if job.device.type == "cpu" else torch).manual_seed(learning.seed)
+        if not hollows:
             hollow = None
         made = job.make_model() if hollow is None else hollow
         model = learning.batch_norm.prepare(made)
         if hollow is None:
             model = model.to(job.device)
+        self._real = world.pace is None
         self._precision = Precision.choose(learning.precision, job.device)
+        use_repeatable_convolutions(job.device, self._precision.dtype)
         optimizer = learning.optimizer.create(graded(model, learning.optimizer.lr, learning.rate_decay))
         # float16 gradients must be unscaled before they are sent
         self._scales = self._precision.dtype == torch.float16
         steps = None if job.draws else job.calendar.total_steps
         # Announced gradients are final, and a compiled network has no layers that could wait for a reply.
-        announce = not (self._scales or (job.learning.execution.compiled and job.traits.overlaps_passes))
+        self._skips = job.fault_tolerance.skips_not_finite and not job.traits.cuts_network
+        self._skipped_in_a_row = 0
+        self._latest_loss = 0.0
+        announce = not (
+            self._scales or self._skips or (job.learning.execution.compiled and job.traits.overlaps_passes)
+        )
         self.replica = Replica(
             model, optimizer, job.strategy, world, announce=announce, steps=steps, joined=self._meet
         )
         self.replica.peak = peak
         self.worker = self.replica.workers.rank
+        self._seed_of = seeds_for("step", job.learning.seed, self.worker)
         self._joint = optimizer if isinstance(optimizer, JointOptimizer) else None
         if self._joint is not None:
             self._joint.tie(model)
@@ -109,7 +128,12 @@ class ModelWorkload:
         self._stand_in: StandIn | None = None
         share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
         self._loader = Loader(
-            placed(job.dataset.train, job.device), share, learning.transform, job.ahead, learning.mixer
+            placed(job.dataset.train, job.device),
+            share,
+            learning.transform,
+            job.ahead,
+            learning.mixer,
+            learning.label_skew,
         )
         self.batch_size = learning.batch_size
         self._full = learning.batch_size // learning.accumulate
@@ -151,7 +175,7 @@ class ModelWorkload:
     def global_batch(self, epoch: int) -> int:
         """Return the images of an epoch's largest step over all workers; with dynamic batches, over its group."""
         job = self._job
-        if self.hand is None:
+        if self.dealt_batches is None:
             return job.calendar.largest_step(epoch)
         return len(places_of(job.deck.images[epoch], 0, len(self.unit) * job.calendar.batch_size(epoch)))
 
@@ -170,8 +194,8 @@ class ModelWorkload:
         image_size = min(job.dataset.image_shape[1:])
         side = learning.size_schedule.side(epoch, learning.planned_epochs, image_size)
         self._loader.side = None if side == image_size else side
-        hand, together = self.hand, job.workers * size
-        if hand is not None:
+        dealt_batches, together = self.dealt_batches, job.workers * size
+        if dealt_batches is not None:
             unit, stand_in = self.unit, self._stand_in
             if stand_in is not None:
                 stand_in = replace(stand_in, absent=tuple(unit.index(worker) for worker in stand_in.absent))
@@ -181,7 +205,9 @@ class ModelWorkload:
             )
             own = split(largest, self.sizes)[place] if self.sizes else -(-largest // len(unit))
             self._full = self._pass_of(own)
-            return self._loader.drawn(epoch, start, hand.batches(epoch, start), lambda: hand.ready)
+            return self._loader.drawn(
+                epoch, start, dealt_batches.batches(epoch, start), lambda: dealt_batches.ready
+            )
         begun = job.begun.epochs.get(epoch, ())
         self._loader.share = Share(
             self._place,
@@ -216,7 +242,7 @@ class ModelWorkload:
         self._job = job
 
     def share_out(self, absent: tuple[int, ...], place: int, present: int) -> None:
-        """Continue with other workers: redistribute the absent workers' batches, or lower the learning rate.
+        """Continue without the absent workers: take over a share of their batches, or lower the learning rate.
 
         Args:
             absent: indices of the absent workers.
@@ -260,6 +286,10 @@ class ModelWorkload:
         """Return the use of the cache of decoded images since the last call; None without a cache."""
         return use_of(self._loader.split)
 
+    def input_waits(self) -> tuple[float, float]:
+        """Return the seconds of waiting for batches since the last call, and the processor time in them."""
+        return self._loader.waits.taken() if self._real else (0.0, 0.0)
+
     def newly_left_out(self) -> list[str]:
         """Return the names of images that could not be read since the last call."""
         return left_out_of(self._loader.split, self._job.dataset.test)
@@ -286,14 +316,19 @@ class ModelWorkload:
             len(parts) < 2
             or not job.traits.identical
             or job.learning.weight_average
+            or job.evaluation.continues
             or (own and workers is None)
         ):
-            return None  # only the coordinator has averaged weights
+            return None  # only the coordinator has averaged weights, and snapshots
         means = means_of_all(own, workers) if workers is not None else []
         test = InDtype(job.dataset.test, replica.flat.vector.dtype)
         batches = batches_for(len(test), place, parts)
 
+        pace, share = self._pace, parts[place] / sum(parts)
+
         def found() -> PartialEvaluation:
+            if pace is not None and pace.evaluation_s:
+                pace.clock.sleep(pace.evaluation_s * share, "test")
             with holding(own, means):
                 return evaluate_part(
                     replica.model, test, batches, classes=job.dataset.classes, device=job.device
@@ -303,11 +338,10 @@ class ModelWorkload:
 
     def record(self, account: Account) -> WorkerState:
         """Return this worker's state to be sent: with all that resuming needs, if checkpoints are written."""
-        checkpointing = self._job.checkpointing
         if self.replica.peak is not None:
             account = replace(account, peak_bytes=self.replica.peak())
-        saved = checkpointing.folder is not None and checkpointing.checkpoints > 0
-        return WorkerState.of(self.replica, account, self.loss_scale, to_resume=saved)
+        saves = self._job.checkpointing.saves
+        return WorkerState.of(self.replica, account, self.loss_scale, to_resume=saves)
 
     def compute(self, step: Step, batch: Batch) -> tuple[float, float, bool]:
         """Fill the gradients of a step.
@@ -317,21 +351,21 @@ class ModelWorkload:
             batch: batch; may be empty: then this worker only takes part in the exchange.
 
         Returns:
-            The mean training loss (0 for an empty batch), the learning rate, and whether the gradients can be used:
-            float16 may overflow, and then they are zero.
+            The mean training loss (0 for an empty batch), the learning rate, and whether the gradients can be used.
+            Else they are zero: float16 has overflowed, or something is not finite and such steps are skipped.
 
         Raises:
             RequestError: the loss is not finite.
         """
         learning, number, timer = self._job.learning, step.number, self._timer
         length, schedule = self._length, learning.schedule
-        if self.hand is None:
+        if self.dealt_batches is None:
             factor = schedule.factor_at(length.nominal(number), length)
         else:  # progress of the run: this worker's own steps may be many or few
             factor = schedule.factor_at(batch.reached / self._images * length.nominal_steps, length)
         rate = learning.optimizer.lr * factor * self._rescaled * self._gain
         step.learning_rate = rate * self.rate_ratio
-        size = len(batch.labels)
+        size = batch.labels.shape[0]
         joint = self._joint
         if joint is not None:
             joint.begin(number, seed_for("joint", learning.seed, self.worker, number))
@@ -348,24 +382,22 @@ class ModelWorkload:
         self._seed(number)
         # Values accumulated during the pass no longer belong to this worker.
         compares = joint is not None and joint.compares
-        self.replica.holds_back = (noise is not None or compares) and self._pace is None
+        self.replica.defers = (noise is not None or compares) and self._pace is None
         images = batch.images
         if not images.is_meta:
             images = images.to(device, flat.vector.dtype, non_blocking=True)
         labels = batch.labels.to(device, non_blocking=True)
         if self._cuts_network:
             return self._compute_together(images, labels, step, rate), rate, True
-        value = 0.0
-        if self._by_steps and self.sizes:
-            value, images, labels = self._steps_before(images, labels, step, rate)
-        share = len(labels) / size if len(labels) < size else 1.0
-        value += self._within_memory(images, labels, step, rate) * share
-        usable = True
-        if self._scales:
+        if self._skips:
+            value, usable = self._unless_not_finite(images, labels, step, rate)
+        else:
+            value, usable = self._forward_and_backward(images, labels, step, rate), True
+        if self._scales and usable:
             usable = self._precision.unscale(flat.gradients)
-            if not usable:  # float16 overflowed: this worker skips the step
-                flat.zero_gradients()
         flat.gather_gradients()
+        if not usable:  # this worker skips the step
+            flat.zero_gradients()
         if noise is not None and usable:
             noise.note_own(flat.gradients, size)
         if joint is not None and joint.compares and usable:
@@ -375,6 +407,41 @@ class ModelWorkload:
         if timer is not None:
             timer.lap("backward")
         return value, rate, usable
+
+    def _unless_not_finite(
+        self, images: Tensor, labels: Tensor, step: Step, rate: float
+    ) -> tuple[float, bool]:
+        """Run a batch forward and backward; return its loss, and whether this and the gradients are finite.
+
+        If not, the batch-norm statistics are as before, and the loss is that of the step before.
+
+        Raises:
+            LossNotFinite: it is so in too many steps in a row.
+        """
+        buffers, flat = list(self.replica.buffers.values()), self.replica.flat
+        before = [buffer.clone() for buffer in buffers]
+        finite = False
+        try:
+            value = self._forward_and_backward(images, labels, step, rate)
+            flat.gather_gradients()
+            finite = self._scales or is_finite(flat.gradients)  # scaled ones may overflow
+        except LossNotFinite:
+            if self._skipped_in_a_row >= _MOST_SKIPPED:
+                raise
+        if finite:
+            self._skipped_in_a_row, self._latest_loss = 0, value
+        else:
+            self._skipped_in_a_row += 1
+            self.skipped += 1
+            for buffer, values in zip(buffers, before, strict=True):
+                buffer.copy_(values)
+        return self._latest_loss, finite
+
+    def _forward_and_backward(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
+        if not (self._by_steps and self.sizes):
+            return self._within_memory(images, labels, step, rate)
+        value, last, own = self._steps_before(images, labels, step, rate)
+        return value + self._within_memory(last, own, step, rate) * (len(own) / len(labels))
 
     def _steps_before(
         self, images: Tensor, labels: Tensor, step: Step, rate: float
@@ -397,7 +464,7 @@ class ModelWorkload:
 
     def _within_memory(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
         """Run a batch forward and backward, in smaller pieces whenever one does not fit; return its mean loss."""
-        learning, joint, size = self._job.learning, self._joint, len(labels)
+        learning, joint, size = self._job.learning, self._joint, labels.shape[0]
         while True:
             pieces = -(-size // self.limit) if self.limit else 1
             if learning.accumulate > 1:
@@ -421,7 +488,7 @@ class ModelWorkload:
                 joint.begin(step.number, seed_for("joint", learning.seed, self.worker, step.number))
 
     def _seed(self, number: int) -> None:
-        seed = seed_for("step", self._job.learning.seed, self.worker, number)
+        seed = self._seed_of(number)
         torch.default_generator.manual_seed(seed)
         if self._job.device.type == "cuda":
             torch.cuda.manual_seed(seed)
@@ -439,7 +506,7 @@ class ModelWorkload:
 
     def _pass(self, images: Tensor, labels: Tensor, share: float, step: Step, rate: float) -> float:
         """Run a batch, or a share of it, forward and backward; return its contribution to the mean loss."""
-        size = len(labels)
+        size = labels.shape[0]
         alone = size == 1 < self._full and not self._meets
         if not size:  # others wait for its exchanges inside the passes
             with self._precision.autocast():
@@ -450,8 +517,8 @@ class ModelWorkload:
             loss = self._objective(self.replica.model(images), labels, images)
         else:
             full = not alone and abs(size - self._full) <= 1
-            normalising = by_running_statistics(self.replica.model) if alone else nullcontext()
-            with self._precision.autocast(), normalising:
+            normalizing = by_running_statistics(self.replica.model) if alone else nullcontext()
+            with self._precision.autocast(), normalizing:
                 loss = self._objective(self._forward(images, full), labels, images)
         if share != 1.0:
             loss = loss * share
@@ -472,8 +539,8 @@ class ModelWorkload:
         drawn = random_state(device)
 
         def scores() -> Tensor:
-            normalising = by_running_statistics(model) if alone else nullcontext()
-            with self._precision.autocast(), normalising:
+            normalizing = by_running_statistics(model) if alone else nullcontext()
+            with self._precision.autocast(), normalizing:
                 return self._forward(images, False)
 
         def scores_again() -> Tensor:
@@ -512,9 +579,11 @@ class ModelWorkload:
             inputs = channels_innermost(images)
         with by_running_statistics(self.replica.model) if len(images) == 1 else nullcontext():
             if pipelines:
-                value = self.replica.part.compute_stages(step, self._shared(inputs, loss, step, rate))
+                value = self.replica.part_as(ComputesStages).compute_stages(
+                    step, self._shared(inputs, loss, step, rate)
+                )
             else:
-                value = self.replica.part.compute(step, inputs, loss)
+                value = self.replica.part_as(CutsNetwork).compute(step, inputs, loss)
         if self._timer is not None:
             self._timer.lap("backward")
         return value
@@ -561,16 +630,16 @@ class ModelWorkload:
                     room=memory_of(job.device),
                     now=self._now,
                 )
-            self.replica.part.take_network(model, image, around)
+            self.replica.part_as(ComputesStages).take_network(model, image, around)
             taught = job.learning.objective.teachers is not None
             self._loader.labels_only = not (taught or self.replica.part.reads_images)
             return
-        workers, parts = self.replica.workers.size, parts_of(model, image)
-        divided = divided_trunk(parts, image, job.traits.trunk, workers)
-        self.replica.part.divide(division(self.replica.flat, parts, workers, divided))
+        workers = self.replica.workers
+        divided = division(model, self.replica.flat, image, job.traits.trunk, workers.size, workers.rank)
+        self.replica.part_as(CutsNetwork).divide(divided)
 
-    def _not_finite(self, value: float, number: int, rate: float) -> RequestError:
-        return RequestError(
+    def _not_finite(self, value: float, number: int, rate: float) -> LossNotFinite:
+        return LossNotFinite(
             f"the loss is {value} at step {number} of worker {self.worker} (rank {self._rank}), "
             f"learning rate {rate:g}: lower the learning rate; what was saved is kept"
         )
@@ -598,9 +667,9 @@ def means_of_all(own: Sequence[Tensor], workers: Communicator) -> list[Tensor]:
     flat = torch.cat([value.detach().reshape(-1).to("cpu", torch.float64) for value in own])
     rows = flat.new_zeros(workers.size, len(flat))
     rows[workers.rank] = flat
-    told = rows.flatten()
-    workers.all_reduce(told)
-    parts = told.view_as(rows).split([value.numel() for value in own], 1)
+    stated = rows.flatten()
+    workers.all_reduce(stated)
+    parts = stated.view_as(rows).split([value.numel() for value in own], 1)
     return [
         torch.stack([row.to(value.dtype).view(value.shape) for row in part]).mean(0)
         for part, value in zip(parts, own, strict=True)

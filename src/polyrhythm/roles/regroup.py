@@ -44,9 +44,12 @@ so each is of the latest view in which its sender took part; the highest number 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.control_message import VIEW_TAG, ControlMessage, MembershipView, StepBroken
@@ -56,6 +59,7 @@ from polyrhythm.communication.transports.member_collectives import UNKNOWN_RANK
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.roles.control_messages import EnterLeader, Handover, RegroupAt
 from polyrhythm.roles.ledger import Attendance
+from polyrhythm.roles.tree_of_members import pays
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.parameter_server.groups.group_server import Dismissal, SomeoneWaits
@@ -64,6 +68,8 @@ from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import Logged
 from polyrhythm.training.flat_parameters import FlatParameters
 
+NEVER = 1 << 62
+"""Step that no worker reaches."""
 _MOST_ATTEMPTS = 100
 _FIRST = 0
 """Rank in each view's communicator of the member that forwards revocations, and that admits replacements."""
@@ -79,13 +85,14 @@ class RegroupControl(Protocol):
     def await_leader(self, loss: PeerLost) -> bool:
         """Wait for a new coordinator if it was the failed rank; return whether the run survives that."""
 
-    def call_due(self, number: int, step: int, *, wait: bool) -> bool:
-        """Whether this worker must regroup before a step, since another waits for a view.
+    def call_due(self, number: int, step: int, *, wait: bool, repairs: bool = True) -> bool:
+        """Whether this worker must regroup before a step, since another waits for a view or needs another state.
 
         Args:
             number: number of the current view.
             step: number of the step.
             wait: whether regrouping may be postponed by one step.
+            repairs: whether members may receive another state now.
         """
 
     def next_view(self, word: StepBroken) -> MembershipView:
@@ -97,6 +104,23 @@ class RegroupControl(Protocol):
         Raises:
             PeerLost: a rank that the run needs has failed.
         """
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """Copy of a worker's state between two steps.
+
+    Attributes:
+        step: steps done.
+        vector: `(size,)`, its parameters.
+        tensors: tensors of its strategy part's state; see `Logged.to_enter_with`.
+        facts: the other part of that state, as JSON.
+    """
+
+    step: int
+    vector: Tensor
+    tensors: dict[str, Tensor]
+    facts: str
 
 
 @dataclass(frozen=True)
@@ -129,6 +153,7 @@ class Regroup:
     Attributes:
         step: steps done by this worker; kept by its loop.
         over: whether this worker has done all its steps.
+        repeats_from: first step that this worker can take again.
     """
 
     def __init__(
@@ -143,6 +168,11 @@ class Regroup:
         self._workers = self._exchanger.workers
         self._everyone = tuple(everyone)
         self._view: MembershipView | None = None
+        self.repeats_from = NEVER
+        self._agreed_state: _Copy | None = None
+        self._latest_state: _Copy | None = None
+        self._returned_to: _Copy | None = None
+        self._returns = False
         self._attempts = 0
         self._agreed = False
         """Whether the coordinator requested this regrouping, and so revokes the communicator itself."""
@@ -171,6 +201,27 @@ class Regroup:
         return self._everyone if self._view is None else self._view.workers
 
     @property
+    def lost(self) -> dict[int, int]:
+        """First step without effect of each worker that has failed, by its index; of the latest failure."""
+        view = self._view
+        if view is None:
+            return {}
+        return {worker: first for (_, worker), (first, _) in zip(view.missed, view.since, strict=True)}
+
+    @property
+    def worker(self) -> int:
+        """Index of this worker."""
+        return self._member.worker
+
+    def gathers(self, step: int) -> bool:
+        """Return whether messages to the coordinator after a step travel along the tree of the members.
+
+        In a new view some may have sent theirs in the view before, or have received their state after this step.
+        """
+        settled = self._view is None or step >= self._view.step + 2
+        return settled and pays(len(self.members))
+
+    @property
     def workers(self) -> Communicator:
         """Communicator of the workers of the current view."""
         return self._workers
@@ -185,9 +236,56 @@ class Regroup:
             PeerLost: a worker waits.
         """
         self._attempts = 0
-        if self._exchanger.lets_in_between and self._call_due(step, wait=True):
+        if self._exchanger.admits_between and self._call_due(step, wait=True):
             self._agreed = self._workers.rank != _FIRST
             raise PeerLost(self._world.network.rank, "admitting a worker")
+
+    def note_state(self, step: int) -> None:
+        """Copy the state of the coordinator where only two members remain, since neither is a majority.
+
+        Args:
+            step: steps done.
+        """
+        if self._workers.rank == _FIRST and self._workers.size == 2:
+            tensors, facts = self._part.to_enter_with()
+            copies = {name: tensor.clone() for name, tensor in tensors.items()}
+            self._latest_state = _Copy(step, self._member.flat.vector.clone(), copies, json.dumps(facts))
+
+    def state_agrees(self, step: int) -> None:
+        """Note that all members held the same state after a step."""
+        if self._latest_state is not None and self._latest_state.step == step:
+            self._agreed_state = self._latest_state
+
+    def return_to_agreed(self) -> int | None:
+        """Return to the copy of the latest state that agreed when the next view is made; at most once to the same one.
+
+        Returns:
+            The number of steps done in that state; None: there is no such copy.
+        """
+        copy = self._agreed_state
+        if copy is None or copy is self._returned_to:
+            return None
+        self._returns, self._returned_to = True, copy
+        return copy.step
+
+    def forget_states(self) -> None:
+        """Drop the copies of states."""
+        self._agreed_state = self._latest_state = None
+
+    def _return(self) -> None:
+        """Continue from the copy of the latest state that agreed, and repeat the steps since it as far as possible."""
+        copy = self._agreed_state
+        assert copy is not None, "the coordinator has looked"
+        self._returns = False
+        self._exchanger.state_replaced()
+        if self._exchanger.repeats:
+            self._exchanger.log.give_up()
+        self._member.flat.vector.copy_(copy.vector)
+        state = {name: tensor.clone() for name, tensor in copy.tensors.items()}, json.loads(copy.facts)
+        self._part.enter(state, copy.step)
+        self._part.take_part(0)
+        if self.repeats_from < self.step:
+            self.step = self._exchanger.since = max(copy.step, self.repeats_from)
 
     def recovers_from(self, loss: PeerLost) -> bool:
         """Whether a failure is not the one that ended a regrouping."""
@@ -195,7 +293,9 @@ class Regroup:
 
     def _call_due(self, step: int, *, wait: bool) -> bool:
         """Whether this worker must regroup before a step; see `RegroupControl`."""
-        return self._control.call_due(self.number, step, wait=wait)
+        pending = self._exchanger.log.under_way
+        repairs = pending is None or not pending.aside
+        return self._control.call_due(self.number, step, wait=wait, repairs=repairs)
 
     def reform(self) -> None:
         """Regroup with all present workers until a view holds.
@@ -231,7 +331,7 @@ class Regroup:
                 if not self.recovers_from(loss):
                     raise
                 return False
-            self._come_in()
+            self._take_part()
         return True
 
     def _begin_attempt(self) -> None:
@@ -243,17 +343,19 @@ class Regroup:
             self._workers.revoke()
         self._agreed = False
 
-    def _come_in(self) -> None:
+    def _take_part(self) -> None:
         """Take part in the pending exchange of the others, if this worker has just received a state."""
         joins, self._exchanger.joins = self._exchanger.joins, 0
         if self._enters:
             self._enters = False
-            self._part.come_in(joins)
+            self._part.take_part(joins)
         if joins > 0:
             self._exchanger.rows([0] * joins)
 
     def _next_view(self) -> MembershipView | None:
         """Request the next view; None if training is complete, and this worker only has to leave."""
+        if self._returns:
+            self._return()
         try:
             return self._control.next_view(self._word)
         except PeerLost as loss:
@@ -263,7 +365,7 @@ class Regroup:
     def _calls(self) -> bool:
         """Whether this worker is the first of its view, and a replacement waits to join at an exchange."""
         return (
-            not self._exchanger.lets_in_between
+            not self._exchanger.admits_between
             and self._workers.rank == _FIRST
             and self._call_due(self.step, wait=False)
         )
@@ -290,6 +392,8 @@ class Regroup:
         member, workers = self._member, view.workers
         worker, flat = member.worker, member.flat
         observer, rank = self._world.observer, self._world.network.rank
+        if view.workers != self.members:  # copies are kept for the same two members only
+            self.forget_states()
         self._view = view
         ranks = [self._world.roles.workers[each] for each in workers]
         self._workers = self._world.network.regrouped(self._name(view), ranks, view.generations)
@@ -396,7 +500,7 @@ class GroupRegroup(Regroup):
         if loss.rank in (UNKNOWN_RANK, self._world.network.rank):
             return True
         workers = self._world.roles.workers
-        return loss.rank in workers and self._world.goes_on_without(loss.rank, self._faults)
+        return loss.rank in workers and self._world.continues_without(loss.rank, self._faults)
 
     def _call_due(self, step: int, *, wait: bool) -> bool:
         while self._workers.rank == _FIRST and (word := self._world.network.poll(self._server, VIEW_TAG)):
@@ -456,7 +560,7 @@ class LeaderMessages(Protocol):
     def is_final(self, worker: int) -> bool:
         """Whether a worker has sent its final state."""
 
-    def tell_worker(self, worker: int, message: ControlMessage) -> None:
+    def send_to_worker(self, worker: int, message: ControlMessage) -> None:
         """Send a worker a message, unless it has failed."""
 
 
@@ -475,23 +579,23 @@ class RegroupCoordinator:
 
     def __init__(self, world: World, strategy: Strategy, messages: LeaderMessages) -> None:
         self._generation = world.generation
-        self._calls = world.goes_on_without(LEADER, strategy.faults(len(world.roles.workers)))
+        self._calls = world.continues_without(LEADER, strategy.faults(len(world.roles.workers)))
         self._called: int | None = None
         self._messages = messages
         self.pending = PendingMembers(len(world.roles.workers), world.generation)
         self.left: set[int] = set()
 
-    def call_due(self, number: int, step: int, *, wait: bool) -> bool:
-        """Whether a worker is admitted before this step; all workers are notified a step ahead, so none repeats one."""
+    def call_due(self, number: int, step: int, *, wait: bool, repairs: bool = True) -> bool:
+        """Whether a worker is admitted or receives another state before this step; all are notified a step ahead."""
         self._messages.read()
         if self.pending.broken_off:
             return True
-        if self._called is None and self.pending.due:
+        if self._called is None and (self.pending.due or (repairs and self.pending.repairs)):
             self._called = step
             if wait and self._calls:
                 self._called += 1
                 for worker in self._staying() - {LEADER}:
-                    self._messages.tell_worker(worker, RegroupAt(number, self._called))
+                    self._messages.send_to_worker(worker, RegroupAt(number, self._called))
         return self._called is not None and step >= self._called
 
     def next_view(self, word: StepBroken) -> MembershipView:
@@ -510,7 +614,7 @@ class RegroupCoordinator:
         view = self.pending.form(word.report, awaited())
         for worker in view.workers:
             if worker != LEADER:
-                self._messages.tell_worker(worker, view)
+                self._messages.send_to_worker(worker, view)
         return view
 
     def _staying(self) -> set[int]:
@@ -529,11 +633,11 @@ class RegroupCoordinator:
             if worker not in but and self._messages.is_final(worker) and not self.pending.waits(worker)
         }
         for worker in through:
-            self._messages.tell_worker(worker, EnterLeader(self._generation))
+            self._messages.send_to_worker(worker, EnterLeader(self._generation))
         return through
 
 
-class NobodyLeft(PeerLost):
+class NoWorkersLeft(PeerLost):
     """All ranks that held the run's parameters have failed."""
 
     def __init__(self) -> None:
@@ -551,11 +655,13 @@ class PendingMembers:
     Attributes:
         view: current view.
         called: whether the current view was made by this coordinator.
+        repairs: members that receive the state of another member in the next view.
     """
 
     def __init__(self, workers: int, generation: int = 0) -> None:
         self.view = MembershipView(number=0, workers=tuple(range(workers)))
         self.called = False
+        self.repairs: set[int] = set()
         self._everyone = frozenset(range(workers))
         self._waiting: dict[int, Report] = {}
         self._generations = {LEADER: generation}
@@ -604,12 +710,15 @@ class PendingMembers:
             awaited: present workers that have not left.
 
         Raises:
-            NobodyLeft: no worker has a state to continue from.
+            NoWorkersLeft: no worker has a state to continue from.
         """
         reports = {worker: self._waiting.get(worker, Report()) for worker in awaited} | {LEADER: leader}
+        if any(not report.fresh and worker not in self.repairs for worker, report in reports.items()):
+            reports |= {worker: Report() for worker in self.repairs & reports.keys()}
+        self.repairs = set()
         formed = form(reports)
         if formed is None:
-            raise NobodyLeft
+            raise NoWorkersLeft
         most = reports[formed.newest]
         lost = [(most.since, most.steps + most.inside) for _ in self._gone(formed.members)]
         return self._next(

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,11 @@ from polyrhythm.errors import RequestError
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.compressing import compressor_of
 from polyrhythm.strategies.strategy import HasStages, SizesBuckets, Strategy
-from polyrhythm.strategies.worker_part import BeginsEarly, Follows, Step, WorkerCalls, WorkerSetting
+from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+Kind = TypeVar("Kind", bound=WorkerPart)
 
 
 class FlatReplica:
@@ -37,25 +40,29 @@ class FlatReplica:
         part: worker part of the strategy.
         workers: communicator of all workers.
         announces: whether buckets are announced during the backward pass.
-        holds_back: whether announcements are suppressed in the current step.
+        defers: whether announcements are suppressed in the current step.
         note_mean: callback in the exchange of the current step, called while the flat gradients hold the
-            workers' mean (see `HoldsMeanGradient`); None: no callback.
+            workers' mean (see `WorkerPart.average`); None: no callback.
         bytes_sent: bytes that the strategy has sent in steps of this replica.
+        bytes_inside: those of them that went to ranks of the same host, as `Traffic` counts them.
     """
 
     # With thousands of simulated workers each cache line that a step touches is a cache miss.
     __slots__ = (
         "_begin",
         "_gradients_ready",
+        "_inside_before",
         "_observer",
         "_rank",
         "_sent_before",
         "_traffic",
+        "_uses",
         "_zero_gradients",
         "announces",
+        "bytes_inside",
         "bytes_sent",
+        "defers",
         "flat",
-        "holds_back",
         "note_mean",
         "part",
         "plan",
@@ -66,36 +73,45 @@ class FlatReplica:
         self.workers: Communicator = setting.workers
         self.flat = setting.flat
         self.plan = setting.plan
-        self.part = WorkerCalls(strategy.worker(setting))
-        self.holds_back = False
+        self.part = strategy.worker(setting)
+        if world.opened is not None:
+            world.opened(self.part, self.flat)
+        self.defers = False
         self.note_mean: Callable[[], None] | None = None
-        self.announces = announce and self.part.uses_bucket_ready and self.workers.size > 1
-        self.bytes_sent = 0
+        self.announces = announce and self.part.uses("bucket_ready") and self.workers.size > 1
+        self.bytes_sent = self.bytes_inside = 0
         self._traffic = world.network.traffic
         self._observer, self._rank = world.observer, world.network.rank
-        self._sent_before = 0
+        self._sent_before = self._inside_before = 0
         self._gradients_ready = self.part.gradients_ready
         # Calls without effect are avoided: thousands of workers would make them in every step.
-        self._begin = self.part.begin if isinstance(self.part.inner, BeginsEarly) else None
+        self._begin = self.part.begin if self.part.uses("begin") else None
+        self._uses = self.part.before_use if self.part.uses("before_use") else None
         self._zero_gradients = None if self.flat.still else self.flat.zero_gradients
+
+    def part_as(self, kind: type[Kind]) -> Kind:
+        """Return the worker part, which is of this kind by the traits of its strategy."""
+        assert isinstance(self.part, kind), f"the strategy's part is a {kind.__name__}"
+        return self.part
 
     def pass_shares(self, shares: tuple[float, ...]) -> tuple[float, ...]:
         """Return the fractions of a simulated pass, one per bucket; empty if the strategy ignores announcements."""
-        return shares if self.announces or self.part.uses_before_use else ()
+        return shares if self.announces or self._uses is not None else ()
 
     def announce(self, bucket: int) -> None:
         """Announce that a bucket's gradients are final."""
-        if self.announces and not self.holds_back:
+        if self.announces and not self.defers:
             self.part.bucket_ready(bucket)
 
     def use(self, bucket: int) -> None:
         """Announce that a bucket's parameters are about to be used; for passes without hooks."""
-        if self.part.uses_before_use:
-            self.part.before_use(bucket)
+        if self._uses is not None:
+            self._uses(bucket)
 
     def begin(self, step: Step) -> None:
         """Begin a step with zero gradients and no bucket announced."""
-        self._sent_before = self._traffic.bytes_sent  # a task in the background sends at any time of the step
+        traffic = self._traffic  # a task in the background sends at any time of the step
+        self._sent_before, self._inside_before = traffic.bytes_sent, traffic.bytes_inside
         begin = self._begin
         if begin is not None:
             begin(step)
@@ -117,21 +133,23 @@ class FlatReplica:
             self.note_mean()
         if self._observer is not None:
             exchanger = self.part.exchanger
-            if exchanger is not None and exchanger.handed:  # the step is that of an earlier view
-                exchanger.handed = False
+            if exchanger is not None and exchanger.relayed:  # the step is that of an earlier view
+                exchanger.relayed = False
                 self._observer.caught_up(self._rank, step.number + 1)
             else:
                 self._observer.stepped(self._rank, step.number, self.flat.vector)
         if zero_gradients is not None:
             zero_gradients()
-        self.bytes_sent += self._traffic.bytes_sent - self._sent_before
+        traffic = self._traffic  # as `_count_sent`: a call less in each step
+        self.bytes_sent += traffic.bytes_sent - self._sent_before
+        self.bytes_inside += traffic.bytes_inside - self._inside_before
         return stop
 
     def average(self, step: Step, place: int = 0) -> None:
-        """Overwrite the gradients with the workers' mean, where the part holds it; see `HoldsMeanGradient`."""
+        """Overwrite the gradients with the workers' mean, where the part holds it."""
         self.begin(step)
         self.part.average(step, place)
-        self.bytes_sent += self._traffic.bytes_sent - self._sent_before
+        self._count_sent()
 
     def update(self, step: int, learning_rate: float) -> None:
         """Update the parameters with averaged gradients, and keep the gradients."""
@@ -141,9 +159,16 @@ class FlatReplica:
 
     def settle(self) -> None:
         """Complete pending exchanges and updates; their bytes count as the steps'."""
-        sent_before = self._traffic.bytes_sent
+        traffic = self._traffic
+        self._sent_before, self._inside_before = traffic.bytes_sent, traffic.bytes_inside
         self.part.settle()
-        self.bytes_sent += self._traffic.bytes_sent - sent_before
+        self._count_sent()
+
+    def _count_sent(self) -> None:
+        """Count the bytes sent since the values that were noted before."""
+        traffic = self._traffic
+        self.bytes_sent += traffic.bytes_sent - self._sent_before
+        self.bytes_inside += traffic.bytes_inside - self._inside_before
 
 
 class Replica(FlatReplica):
@@ -188,9 +213,12 @@ class Replica(FlatReplica):
         if own_loop:
             options["also"] = [each for group in optimizer.param_groups for each in group["params"]]
             options["mixed"] = True
-        # Workers with stages of a network have gradients of their own stages only.
-        staged = isinstance(strategy, HasStages) and len(strategy.workers_of_ranks(workers.size)) > 1
-        flat = FlatParameters(model, elsewhere=staged, **options)
+        # Workers with parts of a network have gradients of their own parts only.
+        ranks = workers.size
+        if isinstance(strategy, HasStages):
+            ranks = len(strategy.workers_of_ranks(workers.size))
+        elsewhere = ranks > 1 and strategy.traits(workers.size).cuts_network
+        flat = FlatParameters(model, elsewhere=elsewhere, **options)
         made = compressor_of(strategy)
         if made is not None and made.from_passes:
             flat.collect_factors(model)
@@ -207,7 +235,7 @@ class Replica(FlatReplica):
             joined=joined,
         )
         super().__init__(strategy, world, setting, announce=announce)
-        if own_loop and self.part.follows is not Follows.OBJECT:
+        if own_loop and self.part.follows is not OptimizerSource.OBJECT:
             OptimizerPlan.of(optimizer, flat)  # of any class only where the object itself makes the steps
         own = self.plan.own
         if own is not None and own.asks_for_closure and not self.part.holds_mean:
@@ -223,7 +251,7 @@ class Replica(FlatReplica):
             self._hook_gradients()
         # Some strategies wait for nothing that is not announced.
         waits = self.announces or not strategy.traits(workers.size).overlaps_passes
-        if self.part.uses_before_use and waits and world.pace is None:
+        if self._uses is not None and waits and world.pace is None:
             self._hook_uses()
 
     @property
@@ -246,6 +274,27 @@ class Replica(FlatReplica):
             # Layers of other workers have shapes only.
             self.workers.broadcast(torch.empty_like(value, device="cpu") if value.is_meta else value)
 
+    @contextmanager
+    def computing_with(self, parameters: Tensor, buffers: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let the model compute with other memory, and without the strategy, within the context.
+
+        Args:
+            parameters: `(size,)`, the parameters.
+            buffers: buffers by name.
+        """
+        own = {id(tensor): tensor.data for tensor in (*self.model.parameters(), *self.buffers.values())}
+        hook, self.run_hook = self.run_hook, lambda act: None
+        for view in self.flat.views:
+            view.parameter.data = parameters[view.start : view.stop].view(view.parameter.shape)
+        for name, value in self.buffers.items():
+            value.data = buffers[name]
+        try:
+            yield
+        finally:
+            self.run_hook = hook
+            for tensor in (*self.model.parameters(), *self.buffers.values()):
+                tensor.data = own[id(tensor)]
+
     def begin(self, step: Step) -> None:
         self._missing = self._parameters.copy()
         self._next_bucket = 0
@@ -254,7 +303,7 @@ class Replica(FlatReplica):
     def recount(self, passes: int) -> bool:
         """Expect this many more backward passes in this step; return whether no bucket has been announced yet."""
         self._missing = [count * passes for count in self._parameters]
-        return self._next_bucket == 0 or self.holds_back
+        return self._next_bucket == 0 or self.defers
 
     def _hook_gradients(self) -> None:
         for number, bucket in enumerate(self.flat.buckets[:-1]):  # with the last, the pass is over

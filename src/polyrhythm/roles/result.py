@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,15 +25,17 @@ def digest(vector: Tensor) -> str:
 
 
 def staleness_figures(accounts: list[Account], reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the servers' staleness counts, one count per gradient and shard; without servers, use worker 0's.
+    """Return mean, maximum and histogram of the staleness of all applied gradients.
+
+    With servers, a gradient counts once per shard; without, as the workers counted it.
 
     Args:
         accounts: accounts of the workers, worker 0's first.
         reports: reports of the servers.
     """
-    told = [report["staleness"] for report in reports] or [account.staleness for account in accounts]
+    stated = [report["staleness"] for report in reports] or [account.staleness for account in accounts]
     counted: Counter[int] = Counter()
-    for histogram in told:
+    for histogram in stated:
         counted.update({int(key): count for key, count in histogram.items()})
     total = sum(counted.values())
     return {
@@ -42,7 +45,7 @@ def staleness_figures(accounts: list[Account], reports: list[dict[str, Any]]) ->
     }
 
 
-def defence_figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
+def defense_figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Sum the servers' rejections: messages by reason, gradients shard by shard, workers once per server.
 
     Args:
@@ -57,6 +60,22 @@ def defence_figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
         "gradients_not_finite": sum(report["not_finite"] for report in reports),
         "workers_ejected": sum(report["ejected"] for report in reports),
     }
+
+
+def traffic_figures(
+    accounts: list[Account], reports: list[dict[str, Any]], steps_of_lost: int = 0
+) -> dict[str, float]:
+    """Return the bytes per step, and those between hosts where some went to ranks of the same host.
+
+    Arguments are those of `bytes_per_step`.
+    """
+    sent = bytes_per_step(accounts, reports, steps_of_lost)
+    own = [replace(account, bytes_sent=account.bytes_inside) for account in accounts]
+    inside = bytes_per_step(
+        own, [{"bytes_sent": report["bytes_inside"]} for report in reports], steps_of_lost
+    )
+    between = {"bytes_between_hosts_per_step": sent - inside} if inside else {}
+    return {"bytes_sent_per_step": sent, **between}
 
 
 def bytes_per_step(accounts: list[Account], reports: list[dict[str, Any]], steps_of_lost: int = 0) -> float:

@@ -81,7 +81,7 @@ def serve(
         outbox.send(rejoining.rejoin(world.generation))
     refusals = Refusals(index, world, channel)
     on_message, on_loss = _handlers(part, world)
-    bytes_sent, traffic = 0, network.traffic
+    bytes_sent, bytes_inside, traffic = 0, 0, network.traffic
     looked_at = now()
     # Not `while not part.done`: Python 3.11 specializes a function that is called once only at a `while True`.
     while True:
@@ -90,7 +90,7 @@ def serve(
         try:
             source, message = network.receive()
         except PeerLost as loss:
-            if not world.goes_on_without(loss.rank, faults):
+            if not world.continues_without(loss.rank, faults):
                 raise
             outbox.send(_handle_loss(part, on_loss, channel, loss))
             if draws and loss.rank in (counted := part.stats().steps):
@@ -106,7 +106,7 @@ def serve(
             looked_at = now()
             continue
         of_a_step = kind not in _OUTSIDE_STEPS
-        before, began = traffic.bytes_sent, now()
+        before, inside_before, began = traffic.bytes_sent, traffic.bytes_inside, now()
         if of_a_step:
             reporter.took(looked_at, began)
         try:  # `refusals.of` would take longer than all else that a message costs here
@@ -123,9 +123,10 @@ def serve(
         del message  # its memory is returned to its sender now, not at the next message
         if of_a_step:
             bytes_sent += traffic.bytes_sent - before
+            bytes_inside += traffic.bytes_inside - inside_before
         looked_at = now()
-        if looked_at - reporter.said_at_s >= REPORT_EVERY_S:
-            reporter.tell(channel)
+        if looked_at - reporter.reported_at_s >= REPORT_EVERY_S:
+            reporter.notify(channel)
             looked_at = now()
         if rejoining is not None and rejoining.whole:
             rejoining = None
@@ -133,9 +134,10 @@ def serve(
             looked_at = now()
     outbox.flush()
     if reporter.taken:
-        reporter.tell(channel)
+        reporter.notify(channel)
     report: dict[str, Any] = vars(part.stats()) | {
         "bytes_sent": bytes_sent,
+        "bytes_inside": bytes_inside,
         "refused": dict(refusals.counted + world.refused),
     }
     if world.arrivals is not None:
@@ -152,12 +154,12 @@ def _handlers(part: ServerPart, world: World) -> tuple[HandleMessage, HandleLoss
         return handle, on_loss
     handling = world.handling
 
-    def taking_its_time(source: int, message: Message) -> list[tuple[int, Message]]:
+    def with_simulated_delay(source: int, message: Message) -> list[tuple[int, Message]]:
         if message.tensor is not None and message.kind not in _OUTSIDE_STEPS:
             handling(message)
         return handle(source, message)
 
-    return taking_its_time, on_loss
+    return with_simulated_delay, on_loss
 
 
 def _with_one_thread(handle: Callable[..., _Replies]) -> Callable[..., _Replies]:
@@ -219,12 +221,12 @@ class Outbox:
                 if before is not None:
                     before.wait()
             except PeerLost:
-                if not self._world.goes_on_without(to, self._faults):
+                if not self._world.continues_without(to, self._faults):
                     raise
             try:
                 leaving[to] = start_send(to, reply)
             except PeerLost:
-                if not self._world.goes_on_without(to, self._faults):
+                if not self._world.continues_without(to, self._faults):
                     raise
 
     def flush(self) -> None:
@@ -242,7 +244,7 @@ class Outbox:
         try:
             handle = self._start_send(to, part)
         except PeerLost:
-            if not self._world.goes_on_without(to, self._faults):
+            if not self._world.continues_without(to, self._faults):
                 raise
             return
         leaving = [each for each in self._parts.get(to, ()) if not each.done()]
@@ -252,7 +254,7 @@ class Outbox:
         try:
             handle.wait()
         except PeerLost:
-            if not self._world.goes_on_without(to, self._faults):
+            if not self._world.continues_without(to, self._faults):
                 raise
 
 
@@ -289,7 +291,7 @@ class States:
         if source != LEADER:
             raise RefusedMessage(Reason.SENDER, f"rank {source} asked for a checkpoint")
         if message.kind is Kind.CHECKPOINT:
-            self._hand_in(ShardStateRequest.from_message(message).shard)
+            self._send_shard(ShardStateRequest.from_message(message).shard)
             return
         try:
             self._part.state()
@@ -307,7 +309,7 @@ class States:
             elif isinstance(self._part, KeepingPart):
                 self._part.load_state_of(shard, state)
 
-    def _hand_in(self, shard: int) -> None:
+    def _send_shard(self, shard: int) -> None:
         """Only servers that keep others' shards have more than one."""
         if shard == self._own:
             state = self._part.state()
@@ -337,7 +339,7 @@ class Refusals:
         self._index = index
         self._clock = world.clock
         self._channel = channel
-        self._told: set[tuple[int, Reason]] = set()
+        self._reported: set[tuple[int, Reason]] = set()
         self._started_at = self._clock.now()
 
     @contextmanager
@@ -351,9 +353,9 @@ class Refusals:
     def note(self, source: int, refusal: RefusedMessage) -> None:
         """Count a refusal, and report the first of its kind."""
         self.counted[refusal.reason.value] += 1
-        if (source, refusal.reason) in self._told:
+        if (source, refusal.reason) in self._reported:
             return
-        self._told.add((source, refusal.reason))
+        self._reported.add((source, refusal.reason))
         text = f"server {self._index} refused a message from rank {source} ({refusal.reason}): {refusal}"
         notice = Notice(time_s=self._clock.now() - self._started_at, text=text)
         self._channel.send(EventReport(notice).message())
@@ -365,7 +367,7 @@ AT_ONCE_S = 1e-4
 
 
 class Reporter:
-    """Reports at intervals the server's work since the last report.
+    """Periodic reports of a server's work.
 
     Args:
         index: index of the server.
@@ -373,7 +375,7 @@ class Reporter:
         world: context of the server.
 
     Attributes:
-        said_at_s: time of the last report.
+        reported_at_s: time of the last report.
         updating_s: seconds for which its part has handled messages since then.
         taken: number of messages of steps since then.
     """
@@ -382,7 +384,7 @@ class Reporter:
         self._index = index
         self._part = part
         self._now = world.clock.now
-        self._started_at = self.said_at_s = self._now()
+        self._started_at = self.reported_at_s = self._now()
         self._latest_staleness: Callable[[], dict[int, int]] = (
             part.latest_staleness if isinstance(part, CountsLatestStaleness) else _gained(part)
         )
@@ -420,7 +422,7 @@ class Reporter:
         """
         if not self._begun:  # training starts with the first step; event times count from there
             self._begun = True
-            self._started_at = self.said_at_s = now_s
+            self._started_at = self.reported_at_s = now_s
             self.updating_s = 0.0
         waited_s = now_s - looked_at_s
         self.taken += 1
@@ -428,14 +430,14 @@ class Reporter:
             self._waits += 1
             self._wait_s += waited_s
 
-    def tell(self, channel: LeaderChannel) -> None:
+    def notify(self, channel: LeaderChannel) -> None:
         """Send the coordinator the server's progress."""
         channel.send(EventReport(self._event()).message())
 
     def _event(self) -> ServerProgress:
         """Return the progress since the last call, and reset it."""
         now, stats = self._now(), self._part.stats()
-        seconds = now - self.said_at_s
+        seconds = now - self.reported_at_s
         idle_s = min(self._wait_s, seconds)  # the wait for the first message began before
         event = ServerProgress(
             time_s=now - self._started_at,
@@ -449,18 +451,18 @@ class Reporter:
             updating_s=self.updating_s,
             held_s=self._held_s,
         )
-        self.said_at_s = now
+        self.reported_at_s = now
         self._wait_s, self.taken, self._waits, self.updating_s, self._held_s = 0.0, 0, 0, 0.0, 0.0
         return event
 
 
 def _gained(part: ServerPart) -> Callable[[], dict[int, int]]:
     """Return a function that counts the staleness of the gradients applied since its last call."""
-    said = Counter(part.stats().staleness)
+    counts = Counter(part.stats().staleness)
 
     def latest() -> dict[int, int]:
-        nonlocal said
-        before, said = said, Counter(part.stats().staleness)
-        return dict(said - before)
+        nonlocal counts
+        before, counts = counts, Counter(part.stats().staleness)
+        return dict(counts - before)
 
     return latest

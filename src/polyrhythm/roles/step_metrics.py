@@ -13,10 +13,11 @@ seconds.
 
 from __future__ import annotations
 
-import time
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Literal
 
 import torch
@@ -77,7 +78,7 @@ class StepTimer:
         self._clock = clock
         self._blocked = blocked
         self._keeping = keeping
-        self._said = _Steps()
+        self._reported = _Steps()
         self._step = _Steps()
         self._to_trace = keeping.traced_steps
         self._started_s = self._mark_s = clock.now()
@@ -123,32 +124,34 @@ class StepTimer:
         taken = self._step
         self._share_out(taken.seconds)
         for part, seconds in taken.seconds.items():
-            self._said.seconds[part] += seconds
-        self._said.steps += 1
-        self._said.communication.append([step, taken.seconds[_COMMUNICATION]])
+            self._reported.seconds[part] += seconds
+        self._reported.steps += 1
+        self._reported.communication.append([step, taken.seconds[_COMMUNICATION]])
         if self._to_trace:
             self._to_trace -= 1
-            self._said.spans += taken.spans
+            self._reported.spans += taken.spans
             blocked = self._blocked.spans or []
-            self._said.spans += [(f"communication: {what}", start, end) for what, start, end in blocked]
+            self._reported.spans += [(f"communication: {what}", start, end) for what, start, end in blocked]
 
-    def say(self, progress: WorkerProgress, *, in_step: bool) -> WorkerTimings:
+    def report(self, progress: WorkerProgress, *, in_step: bool) -> WorkerTimings:
         """Return the phases of the steps since the last call.
 
         Args:
             progress: progress report of the same steps.
             in_step: whether workers are synchronous.
         """
-        said, self._said = self._said, _Steps()
+        earlier, self._reported = self._reported, _Steps()
         return WorkerTimings(
             time_s=self._mark_s - self._started_s,
             worker=progress.worker,
             step=progress.step,
-            steps=said.steps,
-            **{f"{part}_s": seconds for part, seconds in said.seconds.items()},
+            steps=earlier.steps,
+            **{f"{part}_s": seconds for part, seconds in earlier.seconds.items()},
             in_step=in_step,
-            communication=said.communication if in_step else [],
-            spans=[[what, start - self._started_s, end - self._started_s] for what, start, end in said.spans],
+            communication=earlier.communication if in_step else [],
+            spans=[
+                [what, start - self._started_s, end - self._started_s] for what, start, end in earlier.spans
+            ],
         )
 
     def _mark(self) -> None:
@@ -163,15 +166,43 @@ class StepTimer:
 
 
 REPORT_EVERY_S = 0.5
+_REPORTING_AT_ONCE = 64
+"""Number of workers up to which each reports as often; more share the same number of reports a second."""
 
 
-def processor_wait_s() -> float:
-    """Return the seconds for which this thread was ready while processors were busy with others; 0 if unknown."""
-    try:
-        with open("/proc/thread-self/schedstat", encoding="ascii") as told:
-            return int(told.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):  # another system, or one that does not count
-        return 0.0
+def report_interval_s(workers: int) -> float:
+    """Return the seconds between two reports of a worker; the coordinator reads those of all `workers`."""
+    return REPORT_EVERY_S * max(1.0, workers / _REPORTING_AT_ONCE)
+
+
+class ProcessorWait:
+    """Reads for how many seconds the calling thread was ready while processors were busy with others; 0 if unknown.
+
+    Linux counts it in `/proc/thread-self/schedstat`. The file stays open between reads.
+    """
+
+    __slots__ = ("_file", "_thread")
+
+    def __init__(self) -> None:
+        self._file, self._thread = -1, 0
+
+    def __call__(self) -> float:
+        """Return the seconds since the thread began."""
+        try:
+            if self._thread != get_ident():
+                self.close()
+                self._file, self._thread = os.open("/proc/thread-self/schedstat", os.O_RDONLY), get_ident()
+            return int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):  # another system, or one that does not count
+            return 0.0
+
+    def close(self) -> None:
+        """Close the file; another read opens it again."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._thread = -1, 0
+
+    __del__ = close
 
 
 class Tally:
@@ -181,7 +212,9 @@ class Tally:
         worker: index of the worker.
         clock: clock of the worker.
         processor_wait: returns for how many seconds this thread has waited for a processor; None: it does not wait.
-        processor_time: returns for how many seconds this thread has had one.
+        last_of: number of workers that meet in each step's exchange, where one is the last to arrive; 0: not every step
+            has an exchange, so the time of exchanges alone is unknown.
+        workers: number of workers that report to the same coordinator.
 
     Attributes:
         images: images seen since the tally was made.
@@ -191,19 +224,20 @@ class Tally:
 
     __slots__ = (
         "_clock",
+        "_every_s",
         "_images_before_epoch",
+        "_last_of",
         "_loss",
-        "_processor_time",
         "_processor_wait",
-        "_said_at",
-        "_said_images",
-        "_said_processor_s",
-        "_said_steps",
-        "_said_used_s",
+        "_queued_waiting_s",
+        "_reported_at",
+        "_reported_images",
+        "_reported_processor_s",
+        "_reported_steps",
         "_stage_s",
         "_started_at",
-        "_used_waiting_s",
         "_wait_s",
+        "_waits_s",
         "_worker",
         "epoch_loss",
         "images",
@@ -215,17 +249,20 @@ class Tally:
         worker: int,
         clock: Clock,
         processor_wait: Callable[[], float] | None = None,
-        processor_time: Callable[[], float] = time.thread_time,
+        last_of: int = 0,
+        workers: int = 1,
     ) -> None:
         self._worker = worker
+        self._every_s = report_interval_s(workers)
         self._clock = clock
-        self._processor_wait, self._processor_time = processor_wait, processor_time
-        self._said_processor_s = self._said_used_s = self._used_waiting_s = 0.0
+        self._processor_wait, self._last_of = processor_wait, last_of
+        self._waits_s: list[float] = []
+        self._reported_processor_s = self._queued_waiting_s = 0.0
         self._look_at_processor()
-        self._started_at = self._said_at = clock.now()
+        self._started_at = self._reported_at = clock.now()
         self.steps = 0
-        self._said_steps = 0
-        self._said_images = 0
+        self._reported_steps = 0
+        self._reported_images = 0
         self._loss = 0.0
         self._wait_s = self._stage_s = 0.0
         self.images = 0
@@ -245,12 +282,12 @@ class Tally:
     @property
     def due(self) -> bool:
         """Whether a report is due."""
-        return self._clock.now() - self._said_at >= REPORT_EVERY_S
+        return self._clock.now() - self._reported_at >= self._every_s
 
     @property
     def unsaid(self) -> bool:
         """Whether there are steps that have not been reported."""
-        return self.steps > self._said_steps
+        return self.steps > self._reported_steps
 
     def begin(self, elapsed_s: float = 0.0) -> None:
         """Note that training starts, on all ranks at about the same moment: event times count from here.
@@ -258,8 +295,8 @@ class Tally:
         Args:
             elapsed_s: seconds for which the other workers have been training.
         """
-        self._said_at = self._clock.now()
-        self._started_at = self._said_at - elapsed_s
+        self._reported_at = self._clock.now()
+        self._started_at = self._reported_at - elapsed_s
         self._look_at_processor()
 
     def begin_epoch(self) -> None:
@@ -268,7 +305,12 @@ class Tally:
         self.epoch_loss = 0.0
 
     def add(
-        self, images: int, loss: float, wait_s: float, stage_s: float = 0.0, used_waiting_s: float = 0.0
+        self,
+        images: int,
+        loss: float,
+        wait_s: float,
+        stage_s: float = 0.0,
+        queued_waiting_s: float = 0.0,
     ) -> None:
         """Add a step.
 
@@ -277,7 +319,7 @@ class Tally:
             loss: mean loss of these images.
             wait_s: seconds in which the worker waited for others.
             stage_s: part of these, for other stages of a pipeline.
-            used_waiting_s: seconds for which this thread had a processor in the time of `wait_s`.
+            queued_waiting_s: seconds of the time of `wait_s` for which this thread waited for a processor.
         """
         self.steps += 1
         self.images += images
@@ -286,43 +328,53 @@ class Tally:
         self.epoch_loss += losses
         self._wait_s += wait_s
         self._stage_s += stage_s
-        self._used_waiting_s += used_waiting_s
+        self._queued_waiting_s += queued_waiting_s
+        if self._last_of:
+            self._waits_s.append(wait_s - stage_s)
 
-    def say(self, epoch: int, step: int, learning_rate: float) -> WorkerProgress:
+    def report(self, epoch: int, step: int, learning_rate: float) -> WorkerProgress:
         """Return the sums since the last call, and reset them."""
         now = self._clock.now()
-        images = self.images - self._said_images
-        processor_s = self._look_at_processor(now - self._said_at - self._wait_s)
+        images = self.images - self._reported_images
+        processor_s = self._look_at_processor()
         event = WorkerProgress(
             time_s=now - self._started_at,
             worker=self._worker,
             epoch=epoch,
             step=step,
-            steps=self.steps - self._said_steps,
+            steps=self.steps - self._reported_steps,
             images=images,
             loss=self._loss / max(1, images),
             learning_rate=learning_rate,
             wait_s=self._wait_s,
             stage_s=self._stage_s,
+            exchange_s=self._exchange_s(),
             processor_s=processor_s,
         )
-        self._said_at = now
-        self._said_steps, self._said_images = self.steps, self.images
+        self._reported_at = now
+        self._reported_steps, self._reported_images = self.steps, self.images
         self._loss = self._wait_s = self._stage_s = 0.0
         return event
 
-    def _look_at_processor(self, working_s: float = 0.0) -> float:
-        """Return for how much of the time without waiting for others it was waiting for the processor.
+    def _look_at_processor(self) -> float:
+        """Return the seconds of waiting for the processor since the last call, without those of waiting for others.
 
-        The system also counts the waits of a thread that is about to check whether messages of others have arrived.
-
-        Args:
-            working_s: seconds since the last call, without waiting for others.
+        A thread that is about to check whether messages have arrived waits for a processor as well, and loses nothing.
         """
         if self._processor_wait is None:
             return 0.0
-        waited_s, used_s = self._processor_wait(), self._processor_time()
-        used_working_s = used_s - self._said_used_s - self._used_waiting_s
-        found_s = min(waited_s - self._said_processor_s, working_s - used_working_s)
-        self._said_processor_s, self._said_used_s, self._used_waiting_s = waited_s, used_s, 0.0
+        queued_s = self._processor_wait()
+        found_s = queued_s - self._reported_processor_s - self._queued_waiting_s
+        self._reported_processor_s, self._queued_waiting_s = queued_s, 0.0
         return max(0.0, found_s)
+
+    def _exchange_s(self) -> float:
+        """Return the seconds that exchanges took by themselves since the last call: those of steps with low waits.
+
+        Each of N equal workers is the last one in one step of N, and then waits for the exchange alone. The median of
+        these waits is the lower 2N-quantile of all its waits.
+        """
+        waits_s, self._waits_s = sorted(self._waits_s), []
+        if not waits_s:
+            return 0.0
+        return len(waits_s) * waits_s[len(waits_s) // (2 * self._last_of)]

@@ -20,30 +20,38 @@ A user's loop cannot compute its gradients again, so its contributions are kept.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from polyrhythm.communication.activity import Blocked
-from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.communicator import Communicator, all_ranks
 from polyrhythm.communication.exchanger import Again
 from polyrhythm.data.cached_split import CacheUse
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import BatchesBalanced, CacheUsed, ImagesLeftOut, NoiseMeasured, Notice
+from polyrhythm.events import (
+    BatchesBalanced,
+    CacheUsed,
+    ImagesLeftOut,
+    InputWaited,
+    NoiseMeasured,
+    Notice,
+)
 from polyrhythm.roles.balance import Balancer
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_plane import Boundary, ControlPlane, EvaluatesPart
-from polyrhythm.roles.deal import MOST_STEPS, Hand
-from polyrhythm.roles.regroup import GroupRegroup, Participant, Regroup, RegroupControl
+from polyrhythm.roles.deal import MOST_STEPS, DealtBatches
+from polyrhythm.roles.digests import DigestSender
+from polyrhythm.roles.regroup import NEVER, GroupRegroup, Participant, Regroup
 from polyrhythm.roles.replica import FlatReplica
-from polyrhythm.roles.step_metrics import Tally, processor_wait_s
+from polyrhythm.roles.step_metrics import ProcessorWait, Tally
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import Step
+from polyrhythm.strategies.worker_part import Logged, Step
 from polyrhythm.training.noise_scale import GradientNoise
 
 _Result = TypeVar("_Result")
@@ -102,6 +110,7 @@ class ComputedWorkload(Workload, Protocol):
         sizes: relative shares of a global batch, of the present workers; empty: all equal. For the batches that
             are requested next.
         limit: images that this worker's memory holds at once, where more did not fit; 0: no limit is known.
+        skipped: number of steps without this worker's gradients, since its loss or they were not finite.
         report_steps: number of steps between two reports; one more is due at the end of the run. 0: after some time,
             and at the end of every epoch.
     """
@@ -110,6 +119,7 @@ class ComputedWorkload(Workload, Protocol):
     rate_ratio: float
     sizes: tuple[float, ...]
     limit: int
+    skipped: int
     report_steps: int
 
     @property
@@ -117,7 +127,7 @@ class ComputedWorkload(Workload, Protocol):
         """Assignment of steps to epochs, where each worker has a fixed share."""
 
     @property
-    def hand(self) -> Hand | None:
+    def dealt_batches(self) -> DealtBatches | None:
         """Batches that this worker draws; None where it has a fixed share."""
 
     @property
@@ -166,6 +176,9 @@ class ComputedWorkload(Workload, Protocol):
     def cache_use(self) -> CacheUse | None:
         """Return the use of a cache of images since the last call; None where there is none."""
 
+    def input_waits(self) -> tuple[float, float]:
+        """Return the seconds of waiting for batches since the last call, and the processor time in them."""
+
     def newly_left_out(self) -> list[str]:
         """Return the names of images that could not be read since the last call."""
 
@@ -181,34 +194,58 @@ class Trainer:
         strategy: strategy, which decides whether workers regroup, all together or each group apart.
         workload: model and data of the worker.
         control: control plane of this worker.
+        digest_every: number of steps between two comparisons of the state that all members hold alike; 0: none.
 
     Attributes:
         replica: replica of the workload.
         worker: index of this worker.
+        identical: whether all workers are equal after every step.
         regroup: regrouping of all workers together; None elsewhere.
         regrouping: regrouping of all workers, or of this worker's group, where groups regroup on their own.
+        digests: sender of digests to the coordinator; None where none are compared.
     """
 
-    def __init__(self, world: World, strategy: Strategy, workload: Workload, control: RegroupControl) -> None:
+    def __init__(
+        self,
+        world: World,
+        strategy: Strategy,
+        workload: Workload,
+        control: ControlPlane,
+        digest_every: int = 0,
+    ) -> None:
         self.replica = workload.replica
         self.worker = self.replica.workers.rank
         self.regroup: Regroup | None = None
         self.regrouping: Regroup | None = None
+        self.digests: DigestSender | None = None
         self._world = world
         self._part = self.replica.part
         self._control = control
         workers, flat = self.replica.workers, self.replica.flat
         faults, traits = strategy.faults(workers.size), strategy.traits(workers.size)
+        self.identical = traits.identical
+        self.meets_each_step = traits.exchange_every == 1 and not traits.servers
         if faults.regroups or faults.regroups_apart:
-            assert self._part.logged is not None, "workers regroup below their exchanges"
             takes_place = workload.share_out if faults.regroups else workload.share_out_apart
-            member = Participant(self.worker, self._part.logged, flat, takes_place)
+            member = Participant(self.worker, self.replica.part_as(Logged), flat, takes_place)
             if faults.regroups:
-                self.regrouping = self.regroup = Regroup(world, control, member, range(workers.size))
+                self.regrouping = self.regroup = Regroup(world, control, member, all_ranks(workers.size))
             else:
                 group = next(group for group in traits.groups if self.worker in group)
                 self.regrouping = GroupRegroup(world, control, member, group, faults)
             control.wait_with(self.regrouping)
+        if digest_every and self.regroup is not None and workers.size > 1:
+            part, identical = self.replica.part_as(Logged), traits.identical
+            if DigestSender.applies(part, identical=identical):
+                self.digests = DigestSender(
+                    self.worker,
+                    part,
+                    flat,
+                    digest_every,
+                    identical=identical,
+                    regroup=self.regroup,
+                    report=control.report,
+                )
 
     @property
     def members(self) -> tuple[int, ...] | None:
@@ -221,7 +258,7 @@ class Trainer:
         return self.replica.workers if self.regroup is None else self.regroup.workers
 
     @property
-    def let_in(self) -> bool:
+    def admit(self) -> bool:
         """Whether this worker is an admitted replacement where all workers regroup together."""
         return self.regroup is not None and self._world.rejoins
 
@@ -262,6 +299,8 @@ class Trainer:
         started = self.guard(lambda: self._part.start(step))
         if started is not None:
             self.step = started
+        if self.digests is not None:  # of two workers, they may have to return to this state
+            self.digests.after_step(self.step)
         return self.step
 
     def guard(self, act: Callable[[], _Result]) -> _Result | None:
@@ -281,8 +320,8 @@ class Trainer:
         return None
 
     def stop(self) -> None:
-        """Note that this worker stops early; where all replicas are equal, replacements then find the run over."""
-        if self.regroup is not None and self._part.replicated:
+        """Note that this worker stops early; where all have one model, replacements then find the run over."""
+        if self.regroup is not None and self.identical:
             self.regroup.over = True
 
     def close(self) -> None:
@@ -331,13 +370,14 @@ class TrainingRun:
         "_calendar",
         "_compute",
         "_control",
-        "_hand",
+        "_dealt_batches",
         "_in_step",
         "_limit",
         "_now",
-        "_processor_time",
+        "_processor_wait",
         "_rate",
         "_replica",
+        "_skipped",
         "_staged",
         "_tally",
         "_timer",
@@ -360,19 +400,22 @@ class TrainingRun:
         staged: bool = False,
     ) -> None:
         self._balancer, self._blocked, self._staged = balancer, blocked, staged
-        self._view = self._limit = 0
+        self._view = self._limit = self._skipped = 0
         self._trainer = trainer
         self._workload = workload
         self._control = control
         self._world = world
         self._in_step = in_step
         self._calendar = workload.calendar
-        self._hand = workload.hand
+        self._dealt_batches = workload.dealt_batches
         self._replica = trainer.replica
         # In virtual time there is no waiting for the processor.
         real = world.pace is None
-        self._tally = Tally(trainer.worker, world.clock, processor_wait_s if real else None)
-        self._processor_time: Callable[[], float] = time.thread_time if real else float
+        self._processor_wait: Callable[[], float] = ProcessorWait() if real else float
+        workers = len(world.roles.workers)
+        last_of = workers if in_step and trainer.meets_each_step else 0
+        processor_wait = self._processor_wait if real else None
+        self._tally = Tally(trainer.worker, world.clock, processor_wait, last_of, workers)
         self._rate = 0.0
         # Local references for the hot path.
         self._compute, self._now = workload.compute, world.clock.now
@@ -400,11 +443,13 @@ class TrainingRun:
         trainer, calendar = self._trainer, self._calendar
         takes_over = self._world.leads and self._world.rejoins
         if trainer.over and not takes_over:  # the others had stopped when it was admitted
-            return start, self._hand is not None or start < calendar.total_steps
-        first = calendar.epoch_of(start) if self._hand is None else self._hand.come_to(start)
+            return start, self._dealt_batches is not None or start < calendar.total_steps
+        first = (
+            calendar.epoch_of(start) if self._dealt_batches is None else self._dealt_batches.advance_to(start)
+        )
         self._control.begin(first)
         through = first == calendar.epochs  # when the others were saved
-        if trainer.let_in or takes_over or through:
+        if trainer.admit or takes_over or through:
             self._control.boundary(Boundary.ENTERED, self._record(start, through=through))
         if trainer.stops:
             return start, not through
@@ -414,7 +459,7 @@ class TrainingRun:
         if self._timer is not None:
             self._timer.start(elapsed_s)
         done, epoch, ended_epochs = start, first, first
-        through_epoch = self._through_fixed if self._hand is None else self._through_drawn
+        through_epoch = self._through_fixed if self._dealt_batches is None else self._run_dealt_epoch
         while epoch < calendar.epochs:
             self._tally.begin_epoch()
             done, following, stopped = through_epoch(epoch, done)
@@ -422,13 +467,13 @@ class TrainingRun:
             if stopped:
                 return done, True
             if last and self._finds_more(done):
-                epoch = following = self._hand.epoch(done)  # type: ignore[union-attr]
+                epoch = following = self._dealt_batches.epoch(done)  # type: ignore[union-attr]
                 continue
             # Several epochs at once, where others have drawn all batches of those between.
             for ended in range(ended_epochs + 1, following + 1):
                 self._end_epoch(ended, done)
             epoch, ended_epochs = following, max(following, ended_epochs)
-        return (done if self._hand is not None else max(done, calendar.total_steps)), False
+        return (done if self._dealt_batches is not None else max(done, calendar.total_steps)), False
 
     def _end_epoch(self, epochs: int, done: int) -> None:
         """Have the model tested and saved at an epoch's end, and catch up with the others' steps during that.
@@ -438,28 +483,37 @@ class TrainingRun:
             done: steps done by this worker.
         """
         trainer, part = self._trainer, self._replica.part
+        if trainer.regroup is not None:
+            trainer.regroup.repeats_from = NEVER
         last = epochs == self._calendar.epochs
         presented = None if last else trainer.guard(part.present)
         test = None if last or presented is not None else trainer.guard(self._part_of_test)
-        self._control.boundary(Boundary.EPOCH, self._record(done, through=last), epochs, presented, test)
+        record = self._record(done, through=last)
+        self._control.boundary(Boundary.EPOCH, record, epochs, presented, test, together=self._together)
         if not last:
             trainer.guard(part.catch_up)
             if trainer.regrouping is not None:
                 check = trainer.regrouping.check
                 trainer.guard(lambda: check(done))
 
+    @property
+    def _together(self) -> bool:
+        """Whether all members of a view end an epoch after the same step, with the same exchanges behind them."""
+        trainer = self._trainer
+        return trainer.identical and trainer.regroup is not None and self._dealt_batches is None
+
     def _finds_more(self, done: int) -> bool:
         """Whether workers that failed at the run's end have left batches to this one, the coordinator."""
-        hand = self._hand
+        dealt_batches = self._dealt_batches
         # Workers of a group cannot take any more steps without each other, and the others have found no batches.
         if (
-            hand is None
+            dealt_batches is None
             or len(self._workload.unit) > 1
             or self._control.work_done(self._record(done, through=True))
         ):
             return False
-        hand.ask_again()
-        return hand.epoch(done) < self._calendar.epochs
+        dealt_batches.ask_again()
+        return dealt_batches.epoch(done) < self._calendar.epochs
 
     def _part_of_test(self) -> EvaluatesPart | None:
         trainer, replica, balancer = self._trainer, self._replica, self._balancer
@@ -484,18 +538,20 @@ class TrainingRun:
         """
         trainer, calendar = self._trainer, self._calendar
         done, end, stopped = max(done, calendar.start(epoch)), calendar.start(epoch + 1), False
+        if trainer.regroup is not None:
+            trainer.regroup.repeats_from = done
         while done < end and not stopped:
             taken = trainer.guard(lambda: self._stretch(epoch, done, end))  # noqa: B023 (called at once)
             done, stopped = taken or (trainer.step, trainer.stops)
         last = epoch + 1 == calendar.epochs
         return done, epoch + 1, stopped and not (last and done >= end)
 
-    def _through_drawn(self, epoch: int, done: int) -> tuple[int, int, bool]:
+    def _run_dealt_epoch(self, epoch: int, done: int) -> tuple[int, int, bool]:
         """Take the steps of this worker's drawn batches of an epoch; see `_through_fixed`."""
-        trainer, hand = self._trainer, self._hand
-        assert hand is not None
+        trainer, dealt_batches = self._trainer, self._dealt_batches
+        assert dealt_batches is not None
         # Batches returned by a failed worker may be of an earlier epoch.
-        while (following := hand.epoch(done)) <= epoch:
+        while (following := dealt_batches.epoch(done)) <= epoch:
             taken = trainer.guard(lambda: self._drawn_stretch(following, done))  # noqa: B023 (called at once)
             done, stopped = taken or (trainer.step, trainer.stops)
             if stopped:
@@ -510,6 +566,7 @@ class TrainingRun:
             self._timer.begin()
         if balancer is not None:
             self._share_out(balancer, epoch, done)
+        self._save(done)
         for batch in workload.batches(epoch, done):
             stop = take(batch, done)
             before, done = done, next_step(done)
@@ -517,6 +574,7 @@ class TrainingRun:
                 self._follow_up(epoch, before, done, stops=stop, ends=stop)
                 if stop:
                     return done, True
+                self._save(done)
                 due = self._next_due(done, MOST_STEPS)
             if done != before + 1 or (balancer is not None and self._balance(balancer, before, done)):
                 break
@@ -548,6 +606,7 @@ class TrainingRun:
             if balancer is not None:
                 self._share_out(balancer, epoch, done)
             view = 0 if regroup is None else regroup.number
+            self._save(done)
             for batch in workload.batches(epoch, done - epoch_start):
                 stop = take(batch, done)
                 before, done = done, next_step(done)
@@ -558,12 +617,13 @@ class TrainingRun:
                         if not stop and balancer is not None:
                             self._balance(balancer, before, done)
                         return done, stop
+                    self._save(done)
                     due = self._next_due(done, end)
                 if done != before + 1:  # the part leaves steps out
                     if balancer is not None:
                         self._balance(balancer, before, done)
                     break
-                if balancer is not None and (self._begins_anew or self._balance(balancer, before, done)):
+                if balancer is not None and (self._begins_again or self._balance(balancer, before, done)):
                     break
                 if (
                     regroup is not None and regroup.number != view
@@ -580,7 +640,7 @@ class TrainingRun:
             balancer.lose(regrouping.members)
             if balancer.sizes != before:
                 self._report_sizes(done)
-        if regroup is not None and self._begins_anew:
+        if regroup is not None and self._begins_again:
             self._view = regroup.number
             balancer.regroup(regroup.workers, regroup.members, batch, done)
             self._report_sizes(done)
@@ -597,7 +657,7 @@ class TrainingRun:
             balancer.since_s = balancer.compute_time()
 
     @property
-    def _begins_anew(self) -> bool:
+    def _begins_again(self) -> bool:
         """Whether shares are to be measured again, for other members; with the same entry of a log on all."""
         regroup, exchanger = self._trainer.regroup, self._replica.part.exchanger
         if regroup is None or regroup.number == self._view:
@@ -610,10 +670,10 @@ class TrainingRun:
         Raises:
             PeerLost: a worker has failed.
         """
-        if self._hand is None and done >= self._calendar.total_steps:
+        if self._dealt_batches is None and done >= self._calendar.total_steps:
             return False
         part, meetings = self._replica.part, done - before
-        if part.exchanger is not None and self._begins_anew:
+        if part.exchanger is not None and self._begins_again:
             return False
         if balancer.group:
             meetings = balancer.meetings(before, done)
@@ -621,24 +681,24 @@ class TrainingRun:
             meetings = int(not part.exchanger.keeps or part.exchanger.since == done)
         if not meetings or not balancer.after(done, meetings):
             return False
-        if balancer.unevenness and self._tells_parts:
-            who = "workers" if not balancer.group else f"workers {', '.join(map(str, balancer.group))}"
+        if balancer.unevenness and self._reports_parts:
+            which = "workers" if not balancer.group else f"workers {', '.join(map(str, balancer.group))}"
             text = (
-                f"{who} are uneven: the slowest takes {balancer.unevenness:.0%} longer for an image than the fastest, "
-                "so batches follow their speeds from here on (--balance off keeps them equal)"
+                f"{which} are uneven: the slowest takes {100 * balancer.unevenness:.0f} % longer for an image than the "
+                "fastest, so batches follow their speeds from here on (--balance off keeps them equal)"
             )
             self._control.report(Notice(time_s=self._tally.elapsed_s, text=text))
         self._report_sizes(done)
         return True
 
     @property
-    def _tells_parts(self) -> bool:
+    def _reports_parts(self) -> bool:
         """Whether this worker reports its shares and the others': worker 0, or the first of a group."""
         balancer = self._balancer
         return balancer is not None and (balancer.speaks if balancer.group else self._world.leads)
 
     def _report_sizes(self, step: int) -> None:
-        if self._balancer is not None and self._tells_parts:
+        if self._balancer is not None and self._reports_parts:
             sizes = self._balancer.images
             self._control.report(BatchesBalanced(time_s=self._tally.elapsed_s, step=step, sizes=list(sizes)))
 
@@ -664,13 +724,13 @@ class TrainingRun:
         computed_at_s = now()
         if blocked is not None:
             inside_s = blocked.seconds - inside_s
-        used_s = self._processor_time()
+        queued_s = self._processor_wait()
         stop = replica.exchange(step, self._rate * workload.rate_ratio)
-        used_s = self._processor_time() - used_s
+        queued_s = self._processor_wait() - queued_s
         if timer is not None:
             timer.lap("update")
         wait_s = now() - computed_at_s + inside_s
-        self._tally.add(images, loss, wait_s, inside_s if self._staged else 0.0, used_s)
+        self._tally.add(images, loss, wait_s, inside_s if self._staged else 0.0, queued_s)
         if balancer is not None:
             balancer.limit = workload.limit
             if balancer.whole_steps:
@@ -700,18 +760,20 @@ class TrainingRun:
         if regrouping is not None:
             regrouping.step = done
         self._activity.step_done(done)
+        if (digests := self._trainer.digests) is not None:
+            digests.after_step(done)
         self._control.after_step()
         if ends:
             self._replica.settle()
         if timer is not None:
             timer.end_step(done)
         if every := self._workload.report_steps:
-            over = self._hand is None and done >= self._calendar.total_steps
+            over = self._dealt_batches is None and done >= self._calendar.total_steps
             due = stops or over or done // every > before // every
         else:
             due = ends or self._tally.due
         if due:
-            self._report(epoch, done)
+            self._report(epoch, done, before_state=ends and self._together)
         if ends:
             return
         if regrouping is not None:
@@ -719,24 +781,41 @@ class TrainingRun:
         if timer is not None:
             timer.begin()
 
-    def _report(self, epoch: int, step: int) -> None:
-        progress = self._tally.say(epoch, step, self._rate)
-        self._control.report(progress)
+    def _save(self, done: int) -> None:
+        """Send this worker's state if a checkpoint is due between two steps."""
+        if self._control.state_due(done):
+            self._replica.settle()
+            self._control.boundary(Boundary.CHECKPOINT, self._record(done))
+
+    def _report(self, epoch: int, step: int, *, before_state: bool = False) -> None:
+        report = partial(self._control.report, before_state=before_state)
+        progress = self._tally.report(epoch, step, self._rate)
+        report(progress)
         if self._workload.limit != self._limit:
             self._limit = self._workload.limit
             text = (
                 f"worker {progress.worker}: batches do not fit into its memory at once, and are computed in pieces of "
                 f"{self._limit} images from here on"
             )
-            self._control.report(Notice(time_s=progress.time_s, text=text))
+            report(Notice(time_s=progress.time_s, text=text))
+        if self._workload.skipped > self._skipped:
+            steps, self._skipped = self._workload.skipped - self._skipped, self._workload.skipped
+            count = f"{steps} step{'s' * (steps > 1)}"
+            text = f"worker {progress.worker} took no part in {count}: its loss or gradients were not finite"
+            report(Notice(time_s=progress.time_s, text=text))
         if files := self._workload.newly_left_out():
-            self._control.report(ImagesLeftOut.of_worker(progress.worker, files, progress.time_s))
+            report(ImagesLeftOut.of_worker(progress.worker, files, progress.time_s))
+        waited_s, busy_s = self._workload.input_waits()
+        if waited_s > 0:
+            report(
+                InputWaited(time_s=progress.time_s, worker=progress.worker, seconds=waited_s, busy_s=busy_s)
+            )
         if cached := self._workload.cache_use():
-            self._control.report(CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached)))
+            report(CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached)))
         if noise := self._workload.gradient_noise():
-            self._control.report(NoiseMeasured(time_s=progress.time_s, step=step, **asdict(noise)))
+            report(NoiseMeasured(time_s=progress.time_s, step=step, **asdict(noise)))
         if self._timer is not None:
-            self._control.report(self._timer.say(progress, in_step=self._in_step))
+            report(self._timer.report(progress, in_step=self._in_step))
 
     def _record(
         self, step: int, *, stopped: bool = False, final: bool = False, through: bool = False
@@ -755,6 +834,7 @@ class TrainingRun:
             final=final,
             through=through or (final and not stopped),
             arrivals=arrivals.to_json() if final and arrivals else {},
+            bytes_inside=self._replica.bytes_inside,
         )
         return self._workload.record(account)
 
@@ -774,7 +854,7 @@ class LoopSteps:
         self._replica = trainer.replica
         self._exchanger = trainer.replica.part.exchanger
         if self._exchanger is not None:
-            self._exchanger.keeps = True
+            self._exchanger.keeps, self._exchanger.repeats = True, False
 
     def take(self, step: Step, learning_rate: float) -> None:
         """Exchange the gradients and update the parameters.
@@ -787,14 +867,14 @@ class LoopSteps:
         with suppress(Again):  # the run of this worker's group is over
             self._replica.begin(step)
             self._replica.exchange(step, learning_rate)
-        self.trainer.step = step.number + 1
+        self._done(step.number + 1)
 
     def average(self, step: Step, place: int = 0) -> None:
         """Overwrite the gradients with the workers' mean, where the part holds it; `update` follows.
 
         Args:
-            step: see `HoldsMeanGradient.average`.
-            place: see `HoldsMeanGradient.average`.
+            step: see `WorkerPart.average`.
+            place: see `WorkerPart.average`.
 
         Raises:
             OutOfStep: this worker is not where the others are.
@@ -807,7 +887,14 @@ class LoopSteps:
     def update(self, step: int, learning_rate: float) -> None:
         """Update with gradients that were averaged."""
         self._replica.update(step, learning_rate)
-        self.trainer.step = step + 1
+        self._done(step + 1)
+        if self._exchanger is not None:
+            self._exchanger.since = step + 1
+
+    def _done(self, steps: int) -> None:
+        self.trainer.step = steps
+        if self.trainer.digests is not None:
+            self.trainer.digests.after_step(steps)
 
     def sum(self, vector: Tensor) -> None:
         """Overwrite a vector with the sum of all workers'."""
@@ -816,7 +903,7 @@ class LoopSteps:
         else:
             vector.copy_(self._exchanger.sum(vector))
 
-    def share_anew(self, name: str) -> None:
+    def share_again(self, name: str) -> None:
         """Continue with a flat vector of another size, made equal to worker 0's.
 
         All workers call it between two steps, when the last one is complete everywhere.
@@ -830,6 +917,8 @@ class LoopSteps:
         anew.broadcast(self._replica.flat.vector)
         exchanger.log.forget()  # its results are of the size before, and all have merged them
         exchanger.over(anew, exchanger.members)
+        if self.trainer.regroup is not None:
+            self.trainer.regroup.forget_states()
 
     def regroup(self) -> None:
         """Regroup with the present workers, between two steps.

@@ -13,7 +13,7 @@ from polyrhythm.errors import PeerLost
 from polyrhythm.events import Notice
 from polyrhythm.roles.balance import balancer_for
 from polyrhythm.roles.control_plane import ControlPlane
-from polyrhythm.roles.deal import Hand, deal_communicator
+from polyrhythm.roles.deal import DealtBatches, deal_communicator
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.leading.training_duties import training_leader
 from polyrhythm.roles.member import Member
@@ -42,22 +42,28 @@ def work(job: Job, world: World) -> None:
     control: ControlPlane = (
         training_leader(job, world, replica)
         if world.leads
-        else Member(world, job.strategy, replica, resumes=job.checkpointing.resume)
+        else Member(
+            world,
+            job.strategy,
+            replica,
+            resumes=job.checkpointing.resume,
+            every=job.checkpointing.every if job.checkpointing.saves else None,
+        )
     )
     if job.draws:
-        workload.hand = Hand(
+        workload.dealt_batches = DealtBatches(
             deal_communicator(world), control.await_leader, world.clock.now, world.generation
         )
     entry, start = control.enter(), 0
     if (restored := entry.restored) is not None:
-        restored.give_back(replica)
+        restored.return_batches(replica)
         with restoring("the saved scale of losses"):
             workload.loss_scale = restored.loss_scale
         start = restored.account.step
-    workload.continue_with(job.going_on(entry.begun))
-    trainer = Trainer(world, job.strategy, workload, control)
+    workload.continue_with(job.continued(entry.begun))
+    trainer = Trainer(world, job.strategy, workload, control, job.fault_tolerance.digest_every)
     batch = workload.global_batch(min(workload.calendar.epoch_of(start), workload.calendar.epochs - 1))
-    normalises = any(isinstance(layer, _BatchNorm) for layer in replica.model.modules())
+    normalizes = any(isinstance(layer, _BatchNorm) for layer in replica.model.modules())
     balancer = balancer_for(
         job.balance,
         job.strategy,
@@ -66,7 +72,7 @@ def work(job: Job, world: World) -> None:
         batch,
         compiled=job.learning.execution.compiled,
         drawn=job.draws,
-        least=2 if normalises else 1,
+        least=2 if normalizes else 1,
         compute_time=compute_time,
         exchanger=replica.part.exchanger,
     )
@@ -82,7 +88,7 @@ def work(job: Job, world: World) -> None:
         staged=job.traits.pipelines > 0,
     )
     if not (world.rejoins or job.fault_tolerance.vacant):
-        _say_whether_compression_pays(job, world, replica)
+        _report_whether_compression_pays(job, world, replica)
     run.run(trainer.open(start), entry.elapsed_s)
 
 
@@ -105,7 +111,7 @@ def _compute_time(job: Job, blocked: Blocked | None) -> Callable[[], float] | No
     return compute_time
 
 
-def _say_whether_compression_pays(job: Job, world: World, replica: Replica) -> None:
+def _report_whether_compression_pays(job: Job, world: World, replica: Replica) -> None:
     """Measure the link between the first and the last worker in a real run with compression, and emit the result."""
     strategy, workers, flat = job.strategy, replica.workers, replica.flat
     if world.pace is not None or compressor_of(strategy) is None or workers.size < 2:

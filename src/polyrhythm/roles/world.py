@@ -32,11 +32,17 @@ from polyrhythm.roles.step_metrics import TRACED_STEPS, StepTimer, Timekeeping
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.training.flat_parameters import FlatParameters
 
 FORWARD_SHARE = 1 / 3
 """A backward pass takes twice as long as its forward pass: one product for the weights, one for the inputs."""
 
 Announce = Callable[[int], None]
+
+
+def _ignore_time(seconds: float) -> None:
+    """Ignore a time."""
 
 
 @dataclass(slots=True)
@@ -46,10 +52,14 @@ class DrawnPace:
     Attributes:
         clock: clock of the simulation.
         draw_s: function that returns the compute seconds of the next step.
+        evaluation_s: seconds in which one worker evaluates the model on all test images.
+        evaluates: callback with the seconds of an evaluation that begins now, concurrently with the host's steps.
     """
 
     clock: Clock
     draw_s: Callable[[], float]
+    evaluation_s: float = 0.0
+    evaluates: Callable[[float], None] = _ignore_time
     _step_s: float = 0.0
 
     def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:
@@ -144,7 +154,7 @@ LEADER = 0
 """Rank that coordinates the run (evaluates, saves, reports); always a worker."""
 
 
-class Departed(RunError):
+class RankExited(RunError):
     """This worker was asked to leave between two steps; the other workers continue."""
 
 
@@ -193,6 +203,7 @@ class World:
         ledger: ledger of the run so far on this rank's clock, for a replacement of worker 0.
         observer: observer of a simulated run; None: there is none.
         handling: function that sleeps for a server's handling time of a message; None: it takes its own time.
+        opened: callback with the worker part and the parameters of a worker, once they are made; for injected faults.
     """
 
     network: Communicator
@@ -209,6 +220,7 @@ class World:
     ledger: Ledger | None = None
     observer: Observer | None = None
     handling: Callable[[Message], None] | None = None
+    opened: Callable[[WorkerPart, FlatParameters], None] | None = None
 
     @property
     def rejoins(self) -> bool:
@@ -230,7 +242,7 @@ class World:
         """Whether this rank is the coordinator."""
         return self.network.rank == LEADER
 
-    def goes_on_without(self, rank: int, faults: FaultPolicy) -> bool:
+    def continues_without(self, rank: int, faults: FaultPolicy) -> bool:
         """Return whether a run with this fault policy survives the failure of a rank."""
         return faults.survives(rank, self.roles, leader_returns=self.leader_returns)
 

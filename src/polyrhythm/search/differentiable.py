@@ -151,7 +151,7 @@ def searched(
     epochs: int,
     batch_size: int,
     seed: int,
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Learned:
     """Choose the edges of a network.
 
@@ -162,7 +162,7 @@ def searched(
         epochs: passes over half of the training images.
         batch_size: images of a step of each kind.
         seed: seed of everything that is random.
-        tell: receiver of a line about every epoch.
+        notify: receiver of a line about every epoch.
 
     Raises:
         RequestError: there are too few images for two batches, or a loss is not finite.
@@ -205,7 +205,7 @@ def searched(
         losses.append(total / steps)
         if not torch.tensor(losses[-1]).isfinite():
             raise RequestError(f"darts: the loss is {losses[-1]} in epoch {epoch + 1}: lower --batch-size")
-        tell(f"darts: epoch {epoch + 1} of {epochs}: loss {losses[-1]:.3f}")
+        notify(f"darts: epoch {epoch + 1} of {epochs}: loss {losses[-1]:.3f}")
     shares = {
         name: dict(zip(allowed[name], model.numbers[name].detach().softmax(0).tolist(), strict=True))
         for name in EDGES
@@ -247,7 +247,7 @@ class Choice:
 
     @classmethod
     def of(cls, space: Space) -> Choice:
-        """Return what a space leaves open.
+        """Return the choices that a space leaves open.
 
         Raises:
             RequestError: something else than the edges of one `cell_network`.

@@ -236,7 +236,7 @@ class Space:
             )
         found: list[dict[str, Any]] = []
 
-        def go_on(chosen: dict[str, Any]) -> None:
+        def extend(chosen: dict[str, Any]) -> None:
             undecided: list[tuple[str, Domain]] = []
 
             def pick(name: str, domain: Domain) -> Any:
@@ -252,16 +252,16 @@ class Space:
                 return
             ((name, domain),) = undecided
             for value in domain.every() or ():
-                go_on({**chosen, name: value})
+                extend({**chosen, name: value})
 
-        go_on({})
+        extend({})
         return found
 
     def samples(self, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return parameters that together have every value of every list, and both ends of every range.
 
         Args:
-            parameters: some, in which one value after the other is replaced.
+            parameters: base values; one at a time is replaced.
         """
         found = [dict(parameters)]
         for name in (*self.options, *self.inner):
@@ -386,7 +386,7 @@ def evolved(
         space: space of the parameters.
         population: number of the youngest that may be parents; while there are fewer, parameters are drawn.
         sample: number of them that are drawn; the best of those is the parent.
-        rng: decides what is drawn.
+        rng: source of the random choices.
     """
     if len(ended) < population:
         return space.draw(lambda name, domain: domain.draw(rng))
@@ -404,7 +404,7 @@ def succeeded(
         member: number of the member; it has a trial that has ended.
         newest: newest ended trial of every member that has one.
         space: space of the parameters.
-        rng: decides what is drawn.
+        rng: source of the random choices.
         share: share of the members that are copied, and that copy.
     """
     own = newest[member]

@@ -44,6 +44,13 @@ HOURS_A_YEAR = 8760
 _LONGEST_LATENCY_S = 1.0
 _LEAST_BANDWIDTH, _MOST_BANDWIDTH = 1e4, 1e13
 """Bytes per second of links that machines have: from a modem's to the memory's of an accelerator."""
+_LEAST_MEMORY_BYTES, _LONGEST_STEP_S, _SHORTEST_STEP_S = 1e8, 1000.0, 1e-6
+_HIGHEST_PRICE = 1000.0
+"""Per hour, of a host."""
+_WIDEST, _DRAWS = 1e4, 100
+"""Largest ratio of the longest to the shortest of `_DRAWS` steps that is not doubted."""
+_SLOWER_INSIDE = 10
+"""Ratio by which a link inside a host may be slower than one between hosts, as over loopback on a fast network."""
 _RATES = {"per_second": 3600.0, "per_minute": 60.0, "per_hour": 1.0, "per_year": 1 / HOURS_A_YEAR}
 
 
@@ -76,19 +83,19 @@ class HostKind(Described):
     Attributes:
         name: name for people.
         count: number of hosts of this kind.
-        cores: cores of each; with shared placement it holds at most as many servers as cores.
+        cores: cores of a host; with shared placement it holds at most as many servers as cores.
         accelerators: accelerators of each.
         workers: places for workers on each; default: one per accelerator, else one.
         speed: speed by which the time of a step is divided.
         machine: name of the machine in the cluster's price list.
-        price_per_hour: price per hour of each, in the cluster's currency; None: that of `machine`, or not known.
+        price_per_hour: price of a host per hour, in the cluster's currency; None: that of `machine`, or unknown.
         nic: link of each host to the others; default: the cluster's.
         inside: the link that ranks on the same host share; default: the cluster's.
-        memory_bytes: memory in bytes of each, for all its workers together; None: not known.
+        memory_bytes: memory of a host in bytes, shared by its workers; None: unknown.
         tree: replacement for `inside`: levels of links from each worker's place up to the host's memory and NIC, such
             as two accelerators on a PCIe switch, and two of those on a processor. Servers are at its top.
         server_takes: share of a host's computing that a server takes from the workers next to it; default: that of a
-            core, and nothing where workers compute on accelerators.
+            core, also where workers compute on accelerators, which cores feed.
     """
 
     name: str
@@ -123,7 +130,7 @@ class HostKind(Described):
     def taken_by_a_server(self) -> float:
         """The share of its computing that a server takes from the workers next to it while it is at work."""
         own = self.server_takes
-        return own if own is not None else 0.0 if self.accelerators else 1 / self.cores
+        return own if own is not None else 1 / self.cores
 
     def slowed_by(self, servers: float) -> float:
         """Return the factor of its workers' step times next to `servers` servers; infinite without a free core."""
@@ -185,12 +192,20 @@ class ServerUpdate(Described):
     """Processor time of a message that updates a shard, on its server, before the answer leaves.
 
     Attributes:
-        seconds: seconds of each.
+        seconds: seconds of an update, regardless of its size.
         bandwidth_bytes_per_s: bandwidth in bytes/s of the shard: reading the gradient, updating, copying the answer.
     """
 
     seconds: NonNegative = 0.0
     bandwidth_bytes_per_s: Positive
+
+
+class MeasuredLayer(Described):
+    """A layer of a measured step: its trained parameters, and the seconds of its forward and backward pass."""
+
+    name: str
+    parameters: Count
+    seconds: NonNegative
 
 
 class StepWork(Described):
@@ -209,6 +224,8 @@ class StepWork(Described):
         overhead_share: o, the share of that step that does not grow with its arithmetic.
         peak_multiply_adds_per_s: peak multiply-add operations per second of a host of speed 1.
         share_of_peak: share of peak that training reaches.
+        layers: layers with parameters of the measured step, in the order of the forward pass, for `--model
+            "sizes(file=…)"`.
     """
 
     model: str = ""
@@ -217,6 +234,7 @@ class StepWork(Described):
     overhead_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     peak_multiply_adds_per_s: Positive | None = None
     share_of_peak: Annotated[float, Field(gt=0, le=1)] | None = None
+    layers: tuple[MeasuredLayer, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> StepWork:
@@ -253,9 +271,11 @@ class Cluster(Described):
             that.
         server_update: processor time of an update on its server; None: nothing beyond its bandwidth, and
             workers next to a server are always slowed as if it never paused.
+        evaluation_s: seconds in which a worker on a host of speed 1 evaluates the model on all test images; next to
+            steps an evaluation occupies as much of its host as a server.
         step_time: compute seconds of a step on a host of speed 1, for the network and batch in `step_of`.
         step_of: description of that step; None: it is used for any network and batch.
-        step_factor: step factor by which `step_time` is multiplied for the network and batch at hand.
+        step_factor: factor of `step_time` for the network and batch of the run.
         slow: factor of each rank's step times, by rank.
         passing_slowness: temporary slowness of some ranks, or of all ranks of some hosts.
         shared_slowness: slowness of all hosts, each at its own times.
@@ -272,6 +292,7 @@ class Cluster(Described):
     racks: Racks | None = None
     server_bandwidth_bytes_per_s: Positive | None = None
     server_update: ServerUpdate | None = None
+    evaluation_s: NonNegative = 0.0
     step_time: Annotated[StepTime, chosen("step time", STEP_TIMES)]
     step_of: StepWork | None = None
     step_factor: Positive = 1.0
@@ -462,9 +483,66 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
                 (*place, "bandwidth_bytes_per_s"),
                 f"{bandwidth:g} bytes/s is {bandwidth * 8 / 1e9:.3g} Gb/s: is it in another unit?",
             )
+    for number, kind in enumerate(cluster.hosts):
+        if kind.memory_bytes is not None and kind.memory_bytes < _LEAST_MEMORY_BYTES:
+            yield (
+                ("hosts", number, "memory_bytes"),
+                f"{kind.memory_bytes:g} bytes is less than a process needs: is it in GB?",
+            )
+        if (kind.price_per_hour or 0.0) > _HIGHEST_PRICE:
+            yield (
+                ("hosts", number, "price_per_hour"),
+                f"{kind.price_per_hour:g} an hour for one host: is it per year, or of all hosts?",
+            )
+    random = Random(0)
+    steps_s = [cluster.step_time.draw(random) * cluster.step_factor for _ in range(_DRAWS)]
+    fastest = max(kind.speed for kind in cluster.hosts)
+    step_s = steps_s[0] / fastest
+    if cluster.step_of is None and step_s > _LONGEST_STEP_S:
+        yield ("step_time",), f"a step of {step_s:.3g} s on the fastest host: is it in ms?"
+    if cluster.step_of is None and 0 < step_s < _SHORTEST_STEP_S:
+        yield ("step_time",), f"a step of {step_s:.3g} s on the fastest host: is it in seconds?"
+    if max(steps_s) > _WIDEST * min(steps_s) > 0:
+        yield (
+            ("step_time",),
+            f"steps of {min(steps_s):.3g} s to {max(steps_s):.3g} s: is the spread in seconds?",
+        )
     nics = [kind.nic or cluster.nic for kind in cluster.hosts]
+    if len(cluster.machines) > 1:
+        for number, (kind, nic) in enumerate(zip(cluster.hosts, nics, strict=True)):
+            place = ("hosts", number, "inside") if kind.inside is not None else ("inside",)
+            inside = kind.inside or cluster.inside
+            if _SLOWER_INSIDE * inside.bandwidth_bytes_per_s < nic.bandwidth_bytes_per_s:
+                yield (
+                    (*place, "bandwidth_bytes_per_s"),
+                    f"{inside.bandwidth_bytes_per_s:g} bytes/s inside a host, but "
+                    f"{nic.bandwidth_bytes_per_s:g} between hosts",
+                )
+            if inside.latency_s > _SLOWER_INSIDE * nic.latency_s > 0:
+                yield (
+                    (*place, "latency_s"),
+                    f"{inside.latency_s:g} seconds inside a host, but {nic.latency_s:g} between hosts",
+                )
+            if kind.inside is None:
+                break  # the others have the same
+    if cluster.racks is not None and cluster.racks.hosts > len(cluster.machines):
+        yield (
+            ("racks", "hosts"),
+            f"{cluster.racks.hosts} hosts in a rack, but the cluster has {len(cluster.machines)}",
+        )
+    uplink = cluster.racks.uplink_bandwidth_bytes_per_s if cluster.racks is not None else None
+    if cluster.racks is not None and uplink is not None:
+        hosts = max(nic.bandwidth_bytes_per_s for nic in nics) * cluster.racks.hosts
+        if uplink > hosts or uplink < _LEAST_BANDWIDTH:
+            yield (
+                ("racks", "uplink_bandwidth_bytes_per_s"),
+                f"{uplink:g} bytes/s, where the nics of {cluster.racks.hosts} hosts carry {hosts:g}: is it in another "
+                "unit?",
+            )
     most = max(nic.bandwidth_bytes_per_s for nic in nics)
     server = cluster.server_bandwidth_bytes_per_s
+    if server is not None and server < _LEAST_BANDWIDTH:
+        yield ("server_bandwidth_bytes_per_s",), f"{server:g} bytes/s: is it in another unit?"
     if server is not None and server > most:
         yield (
             ("server_bandwidth_bytes_per_s",),

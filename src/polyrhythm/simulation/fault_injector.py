@@ -18,6 +18,8 @@ from polyrhythm.roles.world import LEADER, World
 from polyrhythm.simulation.injection.fault import Fault, FaultyLinks
 from polyrhythm.simulation.simulated_run import Draw, SimulatedRun
 from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.training.flat_parameters import FlatParameters
 
 Slowness = Callable[[], float]
 
@@ -41,6 +43,7 @@ class FaultInjector:
         host_of: the number of each rank's host.
         links: links between all ranks.
         killed_at_s: time of each rank's latest kill.
+        states: worker part and parameters of every worker, by rank.
 
     Raises:
         RequestError: a fault names a rank or host that is not there.
@@ -60,6 +63,7 @@ class FaultInjector:
         self.host_of = tuple(host_of) if host_of is not None else tuple(range(run.roles.size))
         self.links = FaultyLinks(run.time, run.network)
         self.killed_at_s: dict[int, float] = {}
+        self.states: dict[int, tuple[WorkerPart, FlatParameters]] = {}
         self._run = run
         self._policy = strategy.faults(len(run.roles.workers))
         self._recurring = 0
@@ -73,7 +77,7 @@ class FaultInjector:
         role = run.program.role
         run.program = replace(run.program, role=lambda world: self._run_role(role, world))
         deadly = [fault for fault in faults if fault.kills(LEADER, self)]
-        if deadly and all(fault.gives_back(LEADER, self) for fault in deadly):
+        if deadly and all(fault.returns_rank(LEADER, self) for fault in deadly):
             self._keep_ledger()
         for number, fault in enumerate(faults):
             fault.begin(self, Random(seed_for("fault", seed, number)))
@@ -100,7 +104,7 @@ class FaultInjector:
                 raise
             raise RunError(f"{self._death(loss.rank)}, and the run needs it: {loss}") from loss
         except Deadlock as standstill:
-            if self._came_to_gone_servers():
+            if self._sent_to_dead_server():
                 raise RunError(
                     f"{self._death(LEADER)}, and the run needs it: the servers were being let go"
                 ) from None
@@ -164,8 +168,8 @@ class FaultInjector:
             return self._run.tasks[LEADER].ended
         ledger, tasks = self._run.ledger, self._run.tasks
         holders = self.roles.servers or self.roles.workers
-        let_go = any(self.ranks[holder].alive and tasks[holder].ended for holder in holders)
-        return ledger is None or not ledger.began or let_go
+        dismissed = any(self.ranks[holder].alive and tasks[holder].ended for holder in holders)
+        return ledger is None or not ledger.began or dismissed
 
     def _keep_ledger(self) -> None:
         if not self._policy.leader:
@@ -197,10 +201,14 @@ class FaultInjector:
         return drawn
 
     def _run_role(self, role: Callable[[World], None], world: World) -> None:
+        rank = world.network.rank
+
+        def opened(part: WorkerPart, flat: FlatParameters) -> None:
+            self.states[rank] = part, flat
+
         try:
-            role(world)
+            role(replace(world, opened=opened))
         except PeerLost as loss:
-            rank = world.network.rank
             dead = loss.rank in self.killed_at_s and not self.ranks[loss.rank].alive
             if rank == LEADER or not self.can_spare(rank) or (dead and not self.can_spare(loss.rank)):
                 raise
@@ -211,7 +219,7 @@ class FaultInjector:
         if not self.ranks[LEADER].alive:
             raise RunError(f"{self._death(LEADER)}, and the run needs it: no rank remains that could end it")
 
-    def _came_to_gone_servers(self) -> bool:
+    def _sent_to_dead_server(self) -> bool:
         """Return whether worker 0's replacement waits for servers that its predecessor had let go at the end."""
         servers = self.roles.servers
         return bool(self.ranks[LEADER].generation and self.living([LEADER])) and any(

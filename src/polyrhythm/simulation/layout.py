@@ -118,8 +118,9 @@ def _server_homes(
     room = {host: cluster.machines[host].cores for host in hosts}
     if servers > sum(room.values()):
         where = "hosts without workers hold" if placement.dedicated else "workers' hosts hold"
+        servers_do = "servers do" if servers > 1 else "server does"
         raise RequestError(
-            f"{servers} servers do not fit on cluster {cluster.name}: the {where} {sum(room.values())}, one a core; "
+            f"{servers} {servers_do} not fit on cluster {cluster.name}: the {where} {sum(room.values())}, one a core; "
             f"use fewer {'workers or ' if placement.dedicated else ''}servers"
             f"{' or placement=shared' if placement.dedicated else ''}"
         )

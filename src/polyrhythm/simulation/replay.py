@@ -36,7 +36,7 @@ class Difference:
     """First difference between a replay and the recording.
 
     Attributes:
-        rank: rank that received something else; -1 where no rank did.
+        rank: rank that received a different message; -1: no rank did.
         message: number of messages that the rank had received before.
         text: description of the difference.
         source: rank of the sender; -1 where there is no message.
@@ -55,7 +55,7 @@ class Difference:
 
 
 class Script:
-    """One rank's part of a recording, and how much of it has been replayed.
+    """Recorded messages of one rank, and the position of the replay in them.
 
     Args:
         rank: rank of the part.
@@ -89,7 +89,7 @@ class Script:
             )
         return self._arrivals.sources[self.played]
 
-    def heard(self, source: int, message: Message) -> Difference | None:
+    def compare(self, source: int, message: Message) -> Difference | None:
         """Compare a message with the recorded one; return the difference if it is this rank's first."""
         number, self.played = self.played, self.played + 1
         if self.difference is not None or check(source, message) == self._arrivals.checks[number]:
@@ -123,7 +123,7 @@ class WatchedCommunicator(ForwardingCommunicator):
     """Note how many ranks a collective sums, in subgroups too.
 
     Args:
-        inner: does the work.
+        inner: wrapped communicator.
         performance: receiver of the observations.
     """
 
@@ -150,7 +150,7 @@ class ScriptedCommunicator(WatchedCommunicator):
     """Receive from the rank that the script names where any would do; raise `ScriptOver` where it names none.
 
     Args:
-        inner: does the work.
+        inner: wrapped communicator.
         script: script of this rank.
         performance: receiver of the differences.
     """
@@ -162,7 +162,7 @@ class ScriptedCommunicator(WatchedCommunicator):
             if source is not None:
                 return inner.receive(source, tag)
             found, message = inner.receive(script.next_source(), tag)
-            difference = script.heard(found, message)
+            difference = script.compare(found, message)
             performance.difference = performance.difference or difference
             return found, message
 
@@ -174,9 +174,9 @@ class Replay:
     """The outcome of a replay.
 
     Attributes:
-        parameters_sha256: SHA-256 of the parameters of its final parameters; None if it did not end.
+        parameters_sha256: SHA-256 of its final parameters; None if it did not end.
         messages: recorded messages that were replayed.
-        difference: the first; None: everything is the same, bit for bit.
+        difference: first difference; None: equal bit for bit.
         summed_ranks: largest number of ranks in a sum of vectors.
     """
 
@@ -203,7 +203,7 @@ def replay(job: Job, recording: Recording, emit: Callable[[Event], None] = lambd
     performance = Performance()
     digests: list[str] = []
 
-    def hear(event: Event) -> None:
+    def observe(event: Event) -> None:
         if isinstance(event, RunEnded):
             digests.append(event.result["parameters_sha256"])
         emit(event)
@@ -212,8 +212,8 @@ def replay(job: Job, recording: Recording, emit: Callable[[Event], None] = lambd
         network = ScriptedCommunicator(world.network, scripts[world.network.rank], performance)
         run_rank(job, replace(world, network=network))
 
-    try:  # all ranks are equally fast: what was recorded decides
-        constant_run(recording.roles, RankProgram(role), hear, ConstantCluster()).play()
+    try:  # all ranks are equally fast: the recording determines the order
+        constant_run(recording.roles, RankProgram(role), observe, ConstantCluster()).play()
     except (
         PolyrhythmError
     ) as error:  # the order cannot be played: it leads nowhere, or the loss grows without end
@@ -228,7 +228,7 @@ def replay(job: Job, recording: Recording, emit: Callable[[Event], None] = lambd
 def _difference_at_end(scripts: list[Script], digest: str | None, recording: Recording) -> Difference | None:
     for script in scripts:
         if script.left:
-            text = f"rank {script.rank} heard {script.left} messages more"
+            text = f"recorded messages of rank {script.rank} that the replay lacks: {script.left}"
             return Difference(script.rank, script.played, text)
     if digest != recording.parameters_sha256:
         return Difference(-1, recording.messages, "the parameters differ, and no message does")

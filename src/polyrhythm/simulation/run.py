@@ -19,7 +19,7 @@ from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import StopRequest, World
 from polyrhythm.simulation.fault_injector import FaultInjector
 from polyrhythm.simulation.layout import Layout
-from polyrhythm.simulation.simulated_run import ConstantCluster, RankProgram, constant_run, modelled_run
+from polyrhythm.simulation.simulated_run import ConstantCluster, RankProgram, constant_run, modeled_run
 from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -69,12 +69,12 @@ def simulate_on(
         Deadlock: no rank can continue.
     """
     seed = job.learning.seed
-    run = modelled_run(layout, job_program(job), emit, seed=seed, stop=stop, timeline=timeline)
+    run = modeled_run(layout, job_program(job), emit, seed=seed, stop=stop, timeline=timeline)
     FaultInjector(run, job.strategy, layout.cluster.faults, seed=seed, host_of=layout.host_of).play()
 
 
 def job_program(job: Job) -> RankProgram:
-    """Return what the ranks of a job do."""
+    """Return the program of the ranks of a job."""
     timed = replace(job, time_shares=_shares_once(job.dataset.image_shape))
     return RankProgram(partial(run_rank, timed))
 
@@ -90,7 +90,7 @@ def run_rank(job: Job, world: World) -> None:
 def _shares_once(
     image_shape: tuple[int, int, int],
 ) -> Callable[[nn.Module, FlatParameters], tuple[float, ...]]:
-    """Return what finds the time shares of the first replica, which are those of all others."""
+    """Return a function that measures the time shares of the first replica, and returns them for all others."""
     found: list[tuple[float, ...]] = []
 
     def shares(model: nn.Module, flat: FlatParameters) -> tuple[float, ...]:
@@ -127,12 +127,12 @@ def simulate_dry_on(
     """Run a dry run on a modeled cluster, with its faults; arguments and errors are those of `simulate_on`."""
     seed, faults = dry_run.seed, layout.cluster.faults
     program = program_of(dry_run, faultless=not faults)
-    run = modelled_run(layout, program, emit, seed=seed, stop=stop, timeline=timeline)
+    run = modeled_run(layout, program, emit, seed=seed, stop=stop, timeline=timeline)
     FaultInjector(run, dry_run.strategy, faults, seed=seed, host_of=layout.host_of).play()
 
 
 def program_of(dry_run: DryRun, *, faultless: bool = True) -> RankProgram:
-    """Return what a dry run's ranks do; messages count as many bytes as the model's.
+    """Return the program of a dry run's ranks; messages have the sizes of the model's.
 
     Args:
         dry_run: the dry run.

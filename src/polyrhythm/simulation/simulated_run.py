@@ -174,11 +174,10 @@ def check_slowness(layout: Layout) -> None:
 
 
 class ServerWork:
-    """Processor time of updates on servers, and the remaining time for the workers next to them.
+    """Processor time of updates on servers and of evaluations, and the remaining time for the workers next to them.
 
-    A worker's next step is slowed by the share of the last step's time in which servers of its host were
-    busy.
-    at work.
+    A worker's next step is slowed by the share of the last step's time in which servers of its host, or an evaluation
+    on it, were at work. An evaluation occupies as much of a host as a server.
 
     Args:
         layout: layout of a cluster with a cost of updates.
@@ -191,12 +190,15 @@ class ServerWork:
         self._clock = clock
         self._nbytes_of = nbytes_of
         self._busy_s: defaultdict[int, float] = defaultdict(float)  # by host
+        self._evaluated: dict[
+            int, tuple[float, float]
+        ] = {}  # by host: begin and end of its newest evaluation
         self._looked: dict[
             int, tuple[float, float]
         ] = {}  # by worker: when, and how busy its host had been by then
 
     def handling(self, server: int) -> Callable[[Message], None] | None:
-        """Return what passes the time of a server's updates; None where they cost nothing."""
+        """Return a function that lets the time of a server's update pass; None if updates cost nothing."""
         cost = self._layout.cluster.server_update
         if cost is None:
             return None
@@ -209,6 +211,15 @@ class ServerWork:
 
         return handle
 
+    def evaluation_s(self, worker: int) -> float:
+        """Return the seconds of an evaluation by a worker."""
+        return self._layout.cluster.evaluation_s * self._layout.step_factor(worker)
+
+    def evaluates(self, worker: int, seconds: float) -> None:
+        """Note that an evaluation of this length begins now on a worker's host, next to its steps."""
+        now = self._clock.now()
+        self._evaluated[self._layout.host_of[worker]] = now, now + seconds
+
     def slowdown(self, worker: int) -> float:
         """Return by how much the step of a worker is longer that begins now."""
         host, now = self._layout.host_of[worker], self._clock.now()
@@ -217,7 +228,9 @@ class ServerWork:
         if now <= before_s:
             return 1.0
         machine = self._layout.cluster.machines[host]
-        servers = (self._busy_s[host] - busy_s) / (now - before_s)
+        begin_s, end_s = self._evaluated.get(host, (now, now))
+        evaluating_s = max(0.0, min(now, end_s) - max(before_s, begin_s))
+        servers = (self._busy_s[host] - busy_s + evaluating_s) / (now - before_s)
         return min(machine.slowed_by(servers), _MOST_SLOWED)
 
 
@@ -343,7 +356,7 @@ class SimulatedRun:
             self.time.close()
 
     def run(self) -> None:
-        """Run like `play`, but leave ranks as they are if the run does not reach its end; close `time` then.
+        """Run like `play`, but keep the ranks' states if the run fails; the caller then closes `time`.
 
         Raises:
             Deadlock: no rank can continue.
@@ -368,6 +381,9 @@ class SimulatedRun:
         """Return the context of a rank."""
         draw = self.draws(rank) if self.roles.works(rank) else _never
         pace = DrawnPace(self.time, draw)
+        if (work := self.work) is not None and self.roles.works(rank):
+            pace.evaluation_s = work.evaluation_s(rank)
+            pace.evaluates = partial(work.evaluates, rank)
         generation = self.cluster.ranks[rank].generation
         network = self.cluster.communicator(rank)
         made = World(
@@ -399,7 +415,7 @@ def constant_run(
     return SimulatedRun(time, network, roles, program, lambda rank: lambda: cluster.step_s(rank), stop, emit)
 
 
-def modelled_run(
+def modeled_run(
     layout: Layout,
     program: RankProgram,
     emit: Callable[[Event], None],
@@ -429,7 +445,7 @@ def modelled_run(
         network = ObservedNetwork(network, time, timeline)
 
     work = None
-    if layout.cluster.server_update is not None:
+    if layout.cluster.server_update is not None or layout.cluster.evaluation_s:
         work = ServerWork(layout, time, program.nbytes_of)
 
     def draws(rank: int) -> Draw:
@@ -437,7 +453,7 @@ def modelled_run(
 
     made = SimulatedRun(time, network, layout.roles, program, draws, stop or StopRequest(), emit)
     made.work = work
-    made.cluster.host_of = layout.host_of
+    made.cluster.place(layout.host_of)
     return made
 
 

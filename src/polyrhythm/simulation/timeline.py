@@ -23,8 +23,8 @@ class Span:
     Attributes:
         rank: number of the rank.
         kind: `compute`, or what is computed (`forward 3`), or `wait`.
-        start_s: start.
-        end_s: end.
+        start_s: start, in seconds.
+        end_s: end, in seconds.
         detail: awaited event.
     """
 
@@ -103,7 +103,7 @@ class Timeline:
 
         Args:
             path: path of the file.
-            rank_names: rank names of all ranks.
+            rank_names: names of all ranks.
             host_of: number and name of each rank's host.
         """
         places = {rank: TraceRank(host_of[rank][0], rank) for rank in rank_names if self.watches(rank)}
@@ -147,9 +147,9 @@ class ObservedTime(VirtualTime):
 
     def park(self, reason: str, task: Task | None = None) -> Any:
         start = self.now_s
-        handed = super().park(reason, task)
+        received = super().park(reason, task)
         self._note(WAIT, start, reason)
-        return handed
+        return received
 
     def _note(self, kind: str, start_s: float, detail: str = "") -> None:
         rank = self.ranks.get(running())
@@ -161,8 +161,8 @@ class ObservedNetwork:
     """A network that records every message; implements `Network`.
 
     Args:
-        network: moves the bytes.
-        time: the simulation's.
+        network: network that carries the messages.
+        time: virtual time of the simulation.
         timeline: the record.
     """
 

@@ -31,7 +31,7 @@ from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.injection.faults.slow import Slow
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.run import program_of
-from polyrhythm.simulation.simulated_run import modelled_run
+from polyrhythm.simulation.simulated_run import modeled_run
 from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.optimizers.sgd import SGD
@@ -112,7 +112,7 @@ def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
     length_s = dry_run.steps * _step_s(trial.layout)
     settle_s = _PASSAGES_TO_SETTLE * _passage_s(trial.layout, dry_run.sizes.nbytes)
     drawn = drawn_faults(trial.layout.roles, seed, length_s, spares=spares, settle_s=settle_s)
-    if faults.leader and leaves_some(drawn, spares, to_hand_on=spares < dry_run.workers):
+    if faults.leader and leaves_some(drawn, spares, to_pass_on=spares < dry_run.workers):
         drawn += drawn_change_of_lead(seed, dry_run.steps, length_s)
     if dry_run.traits.servers and faults.keeps_shards((0,)):
         drawn += drawn_deaths(trial.layout.roles.servers, seed, length_s, settle_s)
@@ -176,7 +176,7 @@ def prepare(
     if trial.check:
         dry_run, conditions = _watchable(trial, dry_run, faults)
     program = program_of(dry_run, faultless=not faults)
-    run = modelled_run(layout, program, emit, seed=seed, stop=stop, timeline=timeline)
+    run = modeled_run(layout, program, emit, seed=seed, stop=stop, timeline=timeline)
     injector = FaultInjector(run, dry_run.strategy, faults, seed=seed, host_of=layout.host_of)
     watch: Watch | None = None
     if conditions is not None:
@@ -260,7 +260,7 @@ def drawn_faults(
     Args:
         roles: ranks by role.
         seed: seed of the draw.
-        length_s: about how long the run takes.
+        length_s: approximate length of the run in seconds.
         spares: number of workers that may be missing at once; for the coordinator see `drawn_change_of_lead`.
         settle_s: minimum mean time between recurring deaths.
     """
@@ -273,7 +273,7 @@ def drawn_faults(
         found.append(random.choice(calm + kills if spares > 0 else calm)(roles, random, length_s))
         if bounded and found[-1].name == Kill.name:
             spares -= 1
-    return tuple(_apart(fault, settle_s) for fault in found)
+    return tuple(_spread_out(fault, settle_s) for fault in found)
 
 
 def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Kill:
@@ -282,24 +282,24 @@ def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Kill:
     Args:
         ranks: ranks; one of them dies.
         seed: seed of the draw.
-        length_s: about how long the run takes.
+        length_s: approximate length of the run in seconds.
     """
     random = Random(seed_for("death", seed))
     return Kill(rank=random.choice(ranks), at_s=_rounded(length_s * random.uniform(0.001, 1)))
 
 
-def leaves_some(faults: Sequence[Fault], spares: int, *, to_hand_on: bool) -> bool:
+def leaves_some(faults: Sequence[Fault], spares: int, *, to_pass_on: bool) -> bool:
     """Return whether worker 0 may be lost next to the workers that these faults kill.
 
     Args:
         faults: faults that have been drawn.
         spares: number of workers that may be missing at once.
-        to_hand_on: whether one of the others must hold the state that a replacement needs, and so must never
+        to_pass_on: whether one of the others must hold the state that a replacement needs, and so must never
             be lost.
     """
     kills = [fault for fault in faults if isinstance(fault, Kill)]
     endless = any(kill.every_s is not None for kill in kills)
-    return len(kills) < spares and not (to_hand_on and endless)
+    return len(kills) < spares and not (to_pass_on and endless)
 
 
 def drawn_change_of_lead(seed: int, steps: int, length_s: float) -> tuple[Fault, ...]:
@@ -308,7 +308,7 @@ def drawn_change_of_lead(seed: int, steps: int, length_s: float) -> tuple[Fault,
     Args:
         seed: seed of the draw.
         steps: steps that every worker takes.
-        length_s: about how long the run takes.
+        length_s: approximate length of the run in seconds.
     """
     random = Random(seed_for("change of lead", seed))
     if steps < 2 or random.random() < 0.5:
@@ -323,8 +323,8 @@ def drawn_deaths(ranks: Sequence[int], seed: int, length_s: float, settle_s: flo
     Args:
         ranks: ranks; one of them dies.
         seed: seed of the draw.
-        length_s: about how long the run takes.
-        settle_s: added to the time between both, since a replacement's links are no quicker.
+        length_s: approximate length of the run in seconds.
+        settle_s: seconds added to the time between both deaths, since a replacement's links are no quicker.
     """
     first = drawn_death(ranks, seed, length_s)
     random = Random(seed_for("deaths", seed))
@@ -376,7 +376,7 @@ def _kills(roles: RoleAssignment, random: Random, length_s: float) -> Fault:
     return Kill(rank="any", every_s=every_s, restart_after_s=_restart(random, length_s))
 
 
-def _apart(fault: Fault, settle_s: float) -> Fault:
+def _spread_out(fault: Fault, settle_s: float) -> Fault:
     """Let survivors have the time that the model takes on the links, before the next worker dies."""
     if not isinstance(fault, Kill) or fault.every_s is None or fault.every_s >= settle_s:
         return fault

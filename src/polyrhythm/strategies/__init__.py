@@ -1,4 +1,4 @@
-"""What is exchanged, and when: one file an algorithm, grouped by family. The family folders are the list."""
+"""Distribution strategies: one file per algorithm, one folder per family. The family folders are the list."""
 
 FAMILIES = (
     "polyrhythm.strategies.allreduce",

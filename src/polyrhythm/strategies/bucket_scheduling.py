@@ -41,7 +41,7 @@ from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, Bucket
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of adjacent gradients that is sent as one message.
+    """Adjacent gradients that are sent as one message.
 
     Attributes:
         bucket: index of its bucket.
@@ -84,7 +84,7 @@ def cut(buckets: Sequence[Bucket], numbers: float) -> list[Piece]:
 
 
 def seconds(piece: Piece, speed: Speed) -> float:
-    """Return what the all-reduce of a piece takes."""
+    """Return the seconds of the all-reduce of a piece."""
     return speed.latency_s + (piece.stop - piece.start) * speed.seconds_per_number
 
 

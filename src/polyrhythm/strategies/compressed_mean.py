@@ -48,7 +48,8 @@ from polyrhythm.compression.residual_memory import ResidualMemory
 from polyrhythm.compression.streams import Stream, route_of
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.gradient_mean import GradientMean
-from polyrhythm.strategies.state import Held, Resharding, State, below, prefixed, without
+from polyrhythm.strategies.resharding import Held, Resharding
+from polyrhythm.strategies.state import State, below, prefixed, without
 from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import FlatParameters, is_finite, shards
 from polyrhythm.training.linear_factors import Pair
@@ -156,7 +157,7 @@ class CompressedMean(GradientMean):
         return weight, stop
 
     def state(self) -> State:
-        """Return what is kept back, `(size,)` each, and of the sums those that this member adds up."""
+        """Return the compression errors, `(size,)` each, with those of the sums that this member computes."""
         tensors: Memory = {}
         states = [memory.state() for memory in self._own]
         for name in states[0]:
@@ -186,19 +187,19 @@ class CompressedMean(GradientMean):
     def _exchanged(self, vector: Tensor, step: Step) -> tuple[Tensor | None, float]:
         """Return the sum of all members' vectors as far as it traveled, and of their weights; None: not finite."""
         finite = is_finite(vector)
-        told = Message(
+        outgoing = Message(
             Kind.VECTOR,
             version=0 if finite else 1,
             step=step.number,
             weight=step.weight,
             learning_rate=self._own_word,
         )
-        heard = self._gathered(told, self._encoded(vector, step, finite))
-        weight = sum(message.weight for message in heard)
-        self.words = sum(message.learning_rate for message in heard)
-        if weight <= 0 or any(message.version for message in heard):
+        incoming = self._gathered(outgoing, self._encoded(vector, step, finite))
+        weight = sum(message.weight for message in incoming)
+        self.words = sum(message.learning_rate for message in incoming)
+        if weight <= 0 or any(message.version for message in incoming):
             return None, weight
-        return self._summed(heard, step), weight
+        return self._summed(incoming, step), weight
 
     def _added(self, vector: Tensor, step: Step) -> tuple[Tensor | None, float]:
         """As `_exchanged`, of payloads that are numbers."""
@@ -261,7 +262,7 @@ class CompressedMean(GradientMean):
             kept[factor_name(place.section)] = right.t().reshape(-1).clone()
             number += 1
         sent = total / self._group.size
-        for begin, end in layout.dense_ranges:  # what travels as it is leaves nothing behind
+        for begin, end in layout.dense_ranges:  # uncompressed numbers leave no compression error
             sent[begin:end] = whole[begin:end]
         memory.close(whole, sent, kept, step.number, self.learning_rate)
         return total, weight
@@ -324,9 +325,9 @@ class CompressedMean(GradientMean):
         """Return the sum, `(size,)`, of all members' streams: each merges a slice, and sends it to all."""
         slices = shards(own.size, self._group.size)
         parts = [own.part(place.start, place.stop) for place in slices]
-        told = self._to_all(Message(Kind.VECTOR, tag=_UP), [part.encode() for part in parts])
+        outgoing = self._to_all(Message(Kind.VECTOR, tag=_UP), [part.encode() for part in parts])
         mine = parts[self._group.rank]
-        merged, *others = (mine.decoded(_bytes_in(message)) for message in told)
+        merged, *others = (mine.decoded(_bytes_in(message)) for message in outgoing)
         for other in others:
             merged = merged.merged(other)
         down = self._to_all(Message(Kind.VECTOR, tag=_DOWN), [merged.encode()] * self._group.size)
@@ -383,9 +384,9 @@ class CompressedMean(GradientMean):
                 if start in pairs
             }
             payload = inside.encode(compressor, _taken(vector, taken), step=step.number, pairs=scaled)
-            heard = self._to_all(Message(Kind.VECTOR, tag=_UP), [payload] * self._group.size)
+            incoming = self._to_all(Message(Kind.VECTOR, tag=_UP), [payload] * self._group.size)
             sums = torch.zeros(inside.size, dtype=vector.dtype)
-            for message in heard:
+            for message in incoming:
                 assert message.tensor is not None, "all members have chosen the same layers"
                 inside.add_to(compressor, sums, message.tensor)
             for (start, stop), (first, last) in zip(taken, pairwise(ends), strict=True):
@@ -453,34 +454,36 @@ class CompressedMean(GradientMean):
             for memory, part in zip(self._own, self._slices, strict=True)
         ]
         own = bytes_of(torch.tensor(list(chain.from_iterable(proposals))))
-        heard = self._to_all(Message(Kind.VECTOR, own, tag=_SCALER), [own] * self._group.size)
-        told = [values_of(message.tensor, torch.float32) for message in heard if message.tensor is not None]
-        largest = torch.stack(told).amax(0)
+        incoming = self._to_all(Message(Kind.VECTOR, own, tag=_SCALER), [own] * self._group.size)
+        outgoing = [
+            values_of(message.tensor, torch.float32) for message in incoming if message.tensor is not None
+        ]
+        largest = torch.stack(outgoing).amax(0)
         return [part.tolist() for part in largest.split([len(part) for part in proposals])]
 
-    def _gathered(self, told: Message, payloads: Sequence[Tensor | None]) -> list[Message]:
+    def _gathered(self, message: Message, payloads: Sequence[Tensor | None]) -> list[Message]:
         """Return all members' messages to this one, in the order of their ranks."""
         each = list(payloads) if len(payloads) > 1 else list(payloads) * self._group.size
-        return self._to_all(told._replace(tag=_UP), each)
+        return self._to_all(message._replace(tag=_UP), each)
 
-    def _to_all(self, told: Message, payloads: Sequence[Tensor | None]) -> list[Message]:
+    def _to_all(self, message: Message, payloads: Sequence[Tensor | None]) -> list[Message]:
         rank, size, space = self._group.rank, self._group.size, self._space
         # Each begins with the one after it, so that not all send to the same one at once.
         others = [(rank + offset) % size for offset in range(1, size)]
-        sends = [space.start_send(to, told._replace(tensor=payloads[to])) for to in others]
-        heard = {source: space.receive(source, told.tag)[1] for source in others}
-        heard[rank] = told._replace(tensor=payloads[rank])
+        sends = [space.start_send(to, message._replace(tensor=payloads[to])) for to in others]
+        incoming = {source: space.receive(source, message.tag)[1] for source in others}
+        incoming[rank] = message._replace(tensor=payloads[rank])
         for send in sends:
             send.wait()
-        return [heard[source] for source in range(size)]
+        return [incoming[source] for source in range(size)]
 
-    def _summed(self, heard: Sequence[Message], step: Step) -> Tensor:
+    def _summed(self, received: Sequence[Message], step: Step) -> Tensor:
         """Return the sum, `(size,)`, of all members' vectors as far as it traveled."""
         compressor, parts = self._compressor, len(self._slices)
         number = self._group.rank if self._of_sums is not None else 0
         layout = self._own[number].layout
         total = torch.zeros(layout.size, dtype=self._flat.vector.dtype)
-        for rank, message in enumerate(heard):  # in their order, so that all find the same bits
+        for rank, message in enumerate(received):  # in their order, so that all find the same bits
             if message.tensor is not None:
                 layout.add_to(compressor, total, message.tensor, rank * parts + number)
         if self._of_sums is None:

@@ -72,7 +72,7 @@ class Compressible(Strategy):
 
 
 def check_compression(compressor: Compressor | None, plan: OptimizerPlan | None) -> None:
-    """Refuse an optimizer that cannot follow compressed gradients.
+    """Reject an optimizer that does not work with compressed gradients.
 
     Args:
         compressor: compressor of the gradients.

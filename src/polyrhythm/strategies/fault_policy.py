@@ -36,10 +36,10 @@ class Rejoin(StrEnum):
     """Start step of the replacement of a failed worker.
 
     Attributes:
-        NEVER: failed workers are not replaced.
-        BEHIND: some steps behind the others, and it cannot take a step unless they take theirs. Waiting for it
-            outside a step would be a deadlock.
-        LEVEL: start at the others' current step, or at any step if it never waits for another worker.
+        NEVER: none: failed workers are not replaced.
+        BEHIND: a step before the others' current one; the replacement cannot take a step unless they take theirs.
+            Waiting for it outside a step would be a deadlock.
+        LEVEL: the others' current step, or any step if the replacement never waits for another worker.
     """
 
     NEVER = "never"
@@ -90,8 +90,18 @@ class FaultPolicy:
             may_repeat=may_repeat,
         )
 
+    @classmethod
+    def independent(cls, workers: int, rejoin: Rejoin = Rejoin.LEVEL) -> Self:
+        """Return the policy of workers that do not need each other: the others continue, up to the last one.
+
+        Args:
+            workers: number of workers.
+            rejoin: start step of a replacement.
+        """
+        return cls(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=rejoin)
+
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether the others continue without a worker other than rank 0, and its replacement may join them."""
         return self.worker is not OnLoss.STOP
 
@@ -137,7 +147,7 @@ class FaultPolicy:
             return leader_returns and self.leader
         if rank in roles.servers:
             return self.keeps_shards([roles.servers.index(each) for each in {rank, *lost}])
-        return roles.works(rank) and self.goes_on
+        return roles.works(rank) and self.continues
 
     def to_json(self) -> dict[str, Any]:
         """Return the policy as a dict of JSON values, for `from_json`."""

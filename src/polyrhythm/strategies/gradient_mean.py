@@ -27,12 +27,12 @@ from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.errors import PeerLost, RequestError
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.state import Stateful
 from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import Bucket, FlatParameters
 
 
-class GradientMean:
+class GradientMean(Stateful):
     """Leaves `sum_i b_i g_i / sum_i b_i` in every member's flat gradients.
 
     The weights and the stop request are sent in the tail of the gradients with bucket 0, so they need no separate
@@ -60,7 +60,7 @@ class GradientMean:
         collective = collective or Library()
         self._sum = AllReduce(collective, group, "gradients")
         self._by_library = not collective.in_messages
-        # What the communicator adds up itself needs neither a tag nor a message space, which `AllReduce` is there for.
+        # Sums by the communicator itself need neither a tag nor a message space, which `AllReduce` provides.
         self._add_up = group.all_reduce if self._by_library else self._sum.run
         self._buckets = self._cut()
         self._parts: list[Tensor] = []
@@ -92,7 +92,7 @@ class GradientMean:
                 self._parts = [bucket[: self._flat.size - place.start] for bucket, place in self._places()]
 
     @property
-    def comes_in_parts(self) -> bool:
+    def in_parts(self) -> bool:
         """Whether buckets complete one after the other, with idle processor time between them.
 
         True for a library's sums over a network. Sums in shared memory are computed by the waiting process itself;
@@ -140,13 +140,6 @@ class GradientMean:
 
     def commit(self) -> None:
         """Take note that the last exchange was whole, although it broke for this member."""
-
-    def state(self) -> State:
-        """Return what it keeps from step to step."""
-        return {}, {}
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
 
     def finish(self, step: Step) -> tuple[float, bool]:
         """Start the buckets that have not been started, and wait for all.
@@ -245,8 +238,8 @@ class NarrowGradientMean(GradientMean):
         if self._group.size == 1:
             return
         if bucket == 0:
-            told = [round(self._step.weight * _PARTS_OF_ONE), round(self._own_word)]
-            self._weights.copy_(self._weights.new_tensor(told))
+            stated = [round(self._step.weight * _PARTS_OF_ONE), round(self._own_word)]
+            self._weights.copy_(self._weights.new_tensor(stated))
             self._weights_under_way = self._sum.start(self._weights)
         place = self._flat.buckets[bucket]
         stop = min(place.stop, self._flat.size)

@@ -38,10 +38,10 @@ class ServerStats:
         version: updates applied.
         steps: gradients that it holds, by rank, those of earlier sessions included.
         not_finite: gradients left out because they were not finite.
-        ejected: pushers let go, once each time.
+        ejected: evicted pushers, once per eviction.
         dropped: late gradients.
-        left_out: per rank, stretches of its steps, `[first, last + 1]`, without an applied gradient.
-        absent: per rank, stretches of its group's steps, `[first, last + 1]`, taken without it.
+        left_out: per rank, ranges of its steps, `[first, last + 1]`, without an applied gradient.
+        absent: per rank, ranges of its group's steps, `[first, last + 1]`, taken without it.
         missed: stretches of steps, `[rank, first, last + 1]`, in which a worker's part is in no model,
             because it failed or joined in the round.
     """
@@ -77,7 +77,7 @@ class ServerPart(Protocol):
     def on_loss(self, rank: int) -> list[tuple[int, Message]]:
         """Continue without a failed worker; return the replies that were waiting for it.
 
-        A replacement with the same rank may join: it begins with `PULL`. Called only where the strategy `goes_on`.
+        A replacement with the same rank may join: it begins with `PULL`. Called only where the strategy `continues`.
         """
 
     def state(self) -> State:
@@ -87,7 +87,7 @@ class ServerPart(Protocol):
         """Restore what `state` returned, before any message."""
 
     def stats(self) -> ServerStats:
-        """Return what it has counted so far."""
+        """Return its counters."""
 
 
 class CountsLatestStaleness:

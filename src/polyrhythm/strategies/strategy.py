@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -23,9 +23,10 @@ from polyrhythm.specs import Config
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.resharding import Resharding, by_fields, same_for_all
 from polyrhythm.strategies.role_assignment import Placement, RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import Resharding, State, same_for_all
+from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import ModelSizes
@@ -108,7 +109,7 @@ class Traits:
         rate_divisor: divisor of the default learning rate, so that the updates of a step together count as one.
         optimizer: the default optimizer, where it is not SGD with that rate.
         reads_newest: whether every step ends with the newest parameters, so that all send equally many bytes.
-        skips_steps: whether a late worker skips steps to catch up with the others (`SkipsSteps.next_step`).
+        skips_steps: whether a late worker skips steps to catch up with the others (`WorkerPart.next_step`).
         output: output of a group of workers for servers above it, which other groups share.
         groups: indices of the workers of every group that pushes one mean to servers; empty where each worker pushes
             its own gradients.
@@ -121,7 +122,7 @@ class Traits:
             proxy vector of a dry run is chosen so that it is divided as evenly as the model.
         mean_updates: whether every worker updates its whole model with the mean of all gradients, at once, so that
             optimizers may read all workers' data in between.
-        tells_staleness: whether each gradient is a separate update with a staleness known to servers.
+        measures_staleness: whether each gradient is a separate update with a staleness known to servers.
         exact_sums: whether sums of integers are exact in its messages, so that invariants can check them.
         plain_alone: whether one worker trains as without any strategy, bit for bit.
         replayable: whether the order in which each rank receives messages determines the run.
@@ -136,7 +137,7 @@ class Traits:
         counts_samples: whether a worker's contribution is weighted by its samples, so that batch sizes may differ.
         scales_parts: whether workers that occasionally wait for slower ones push each gradient in proportion to its
             samples, so that batch sizes may differ there, too.
-        local_steps: whether a worker may take several local steps within one global step (`TakesLocalSteps`).
+        local_steps: whether a worker may take several local steps within one global step (`WorkerPart.local_step`).
         steps_ahead: largest lead over the slowest worker, in steps; 0: no bound.
         cuts_network: whether workers share a network's layers, and compute jointly (`CutsNetwork`, `ComputesStages`);
             layers trained by another worker are received at the end of an epoch.
@@ -163,7 +164,7 @@ class Traits:
     placement: Placement = _SHARED
     slices: int = 1
     mean_updates: bool = False
-    tells_staleness: bool = False
+    measures_staleness: bool = False
     exact_sums: bool = True
     plain_alone: bool = True
     replayable: bool = True
@@ -217,11 +218,13 @@ class Strategy(Config):
     Attributes:
         paper: paper that introduced it; for the generated tables.
         facts: texts for the generated tables.
+        part: class of its workers' parts, built from a `WorkerSetting` and the strategy; None: `worker` is overridden.
         why_not_compressed: reason for the missing `compress` key, and alternatives, for an error message.
     """
 
     paper: ClassVar[Paper] = UNPUBLISHED
     facts: ClassVar[Facts] = UNKNOWN
+    part: ClassVar[type[WorkerPart] | None] = None
     why_not_compressed: ClassVar[str] = (
         "nothing here decodes what its ranks send; use synchronous, parameter_server or local_sgd"
     )
@@ -271,13 +274,17 @@ class Strategy(Config):
             RequestError: the conversion is impossible with this strategy.
         """
         both = [self.traits(workers) for workers in (before, after)]
+        if self.part is not None and self.part.fields and both[0].lockstep and not both[0].servers:
+            return by_fields(self.part.fields, after)
         if both[0].servers or not all(traits.identical for traits in both):
             raise needs_as_many(self, before)
         return same_for_all(after)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
-        raise NotImplementedError
+        """Return the part of one worker: by default, of the class `part`."""
+        make: Any = self.part
+        made: WorkerPart = make(setting, self)
+        return made
 
     def server(self, setting: ServerSetting) -> ServerPart:
         """Return the part of one server."""
@@ -327,7 +334,7 @@ class HasStages:
         raise NotImplementedError
 
     @property
-    def cuts_anew(self) -> bool:
+    def cuts_again(self) -> bool:
         """Whether the network may be cut differently when a run is resumed."""
         raise NotImplementedError
 
@@ -439,12 +446,12 @@ class AveragesGradients:
 class RecutsServers:
     """Base of a strategy that can resume from a checkpoint with a different division into servers."""
 
-    def goes_on_from(self, before: Strategy) -> bool:
+    def continues_from(self, before: Strategy) -> bool:
         """Return whether a run can resume from a checkpoint of another strategy, its servers' states `recut`."""
         raise NotImplementedError
 
     def recut(self, states: Sequence[State], plan: OptimizerPlan) -> list[State]:
-        """Return the states of this strategy's servers, from those of a run that it `goes_on_from`.
+        """Return the states of this strategy's servers, from those of a run that it `continues_from`.
 
         Args:
             states: states of all servers of the earlier run.

@@ -170,22 +170,22 @@ def _turns_to_all(topology: Topology, peers: int) -> int:
     return turns_to_all([[topology.sources(peer, peers, turn) for peer in range(peers)] for turn in schedule])
 
 
-Neighbours = Callable[[int], Sequence[int]]
+Neighbors = Callable[[int], Sequence[int]]
 """Function from a peer to the receivers of its messages."""
 
 _ROUNDING = 1e-12
 
 
-def unreached(peers: int, neighbours: Neighbours) -> int | None:
+def unreached(peers: int, neighbors: Neighbors) -> int | None:
     """Return the first peer that is unreachable from peer 0, or None.
 
     Args:
         peers: number of peers.
-        neighbours: function from a peer to its targets.
+        neighbors: function from a peer to its targets.
     """
     seen, waiting = {0}, [0]
     while waiting:
-        for other in neighbours(waiting.pop()):
+        for other in neighbors(waiting.pop()):
             if other not in seen:
                 seen.add(other)
                 waiting.append(other)
@@ -202,14 +202,14 @@ def turns_to_all(sources: Sequence[Sequence[Sequence[int]]]) -> int:
         Number of turns from the worst start; 0 for a single peer.
     """
     peers = len(sources[0])
-    everybody = (1 << peers) - 1
+    all_peers = (1 << peers) - 1
     worst = 0
     for first in range(len(sources)):
         known = [1 << peer for peer in range(peers)]  # one bit for each peer that is known
         turns = 0
-        while any(words != everybody for words in known):
-            heard = sources[(first + turns) % len(sources)]
-            known = [_joined(known, peer, heard[peer]) for peer in range(peers)]
+        while any(words != all_peers for words in known):
+            received = sources[(first + turns) % len(sources)]
+            known = [_joined(known, peer, received[peer]) for peer in range(peers)]
             turns += 1
         worst = max(worst, turns)
     return worst

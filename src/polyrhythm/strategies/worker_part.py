@@ -1,7 +1,7 @@
 """The worker's side of a strategy: the calls that a training loop makes around the forward and backward pass.
 
-`WorkerPart` has the calls of every strategy. Calls of only some strategies are in small additional base classes, such
-as `OverlapsBackward` or `Logged`. `WorkerCalls` binds all of them once, so that a loop never checks a part's type.
+`WorkerPart` has all calls; a strategy implements `start`, `gradients_ready` and those that it needs. Parts with logged
+exchanges derive from `Logged`, parts that compute a network's layers themselves from `CutsNetwork` or `ComputesStages`.
 
 A worker part is built from a `WorkerSetting`; a `Step` describes one of its gradients.
 """
@@ -22,7 +22,7 @@ from polyrhythm.partition.hybrid_pass import Loss
 from polyrhythm.partition.ownership import Division
 from polyrhythm.partition.pipeline_pass import Lap
 from polyrhythm.strategies.role_assignment import RoleAssignment
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.state import State, StateField, Stateful, restore, saved
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import PieceSize
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -86,7 +86,7 @@ class WorkerSetting:
     joined: Callable[[Communicator], None] = lambda workers: None
 
 
-class Follows(Enum):
+class OptimizerSource(Enum):
     """Changes in a user's own loop that an update follows, in addition to gradients and learning rates.
 
     Attributes:
@@ -100,14 +100,18 @@ class Follows(Enum):
     OBJECT = "object"
 
 
+PLACES = 63
+"""Exclusive upper bound of program positions."""
+
+
 class Writes(Enum):
     """Treatment of parameters that a user's own loop changes in the flat vector between two steps.
 
     Attributes:
-        LOST: writes are overwritten, so the loop is rejected.
-        KEPT: training continues from them.
-        ADDED: change of the writes (`FlatParameters.change`) is added to the stored copy of the worker's parameters.
-        IN_STEP: servers adopt them, where all workers hold, and therefore change, the same parameters.
+        LOST: overwritten, so the loop is rejected.
+        KEPT: kept: training continues from them.
+        ADDED: added as a change (`FlatParameters.change`) to the stored copy of the worker's parameters.
+        IN_STEP: adopted by servers, where all workers hold, and therefore change, the same parameters.
     """
 
     LOST = "lost"
@@ -116,24 +120,35 @@ class Writes(Enum):
     IN_STEP = "synchronous"
 
 
-class WorkerPart:
+class WorkerPart(Stateful):
     """A strategy's code on one worker.
 
-    The training loop calls it in this order; calls of additional base classes are in brackets:
+    The training loop calls it in this order:
 
-        start ─▶ ( [begin] ─▶ [before_use(b)…] forward ─▶ [bucket_ready(b)…] backward ─▶ gradients_ready )…
-              ─▶ settle ─▶ [present] ─▶ [catch_up] ─▶ ( … )… ─▶ settle ─▶ end ─▶ [let_go] ─▶ [close]
+        start ─▶ ( begin ─▶ before_use(b)… forward ─▶ bucket_ready(b)… backward ─▶ gradients_ready )…
+              ─▶ settle ─▶ present ─▶ catch_up ─▶ ( … )… ─▶ settle ─▶ end ─▶ release ─▶ close
+
+    Its state is that of a worker other than the parameters, for a checkpoint; `load_state` is called before `start`.
 
     Attributes:
         staleness: number of applied gradients per staleness, where the worker knows it.
         replicated: whether `state` is the same on all workers, so that one copy of it is enough.
         follows: changes in a user's own loop that its updates follow.
         writes: treatment of parameters that such a loop changes between two steps.
+        exchanger: object that carries out its logged exchanges; None: none are logged.
+        averaged: number of averages of the gradients since the last update, where the part has `average`.
+        mean_weight: weight of the latest mean of gradients, in full batches of a worker; the flat gradients hold that
+            mean until zeroed. 0 where the part has no `average`.
+        outlook: forecast of the run, on rank 0, where the part computes stages of the network.
     """
 
     replicated: bool = False
-    follows: Follows = Follows.NOTHING
+    follows: OptimizerSource = OptimizerSource.NOTHING
     writes: Writes = Writes.LOST
+    exchanger: Exchanger[Any] | None = None
+    averaged: int = 0
+    mean_weight: float = 0.0
+    outlook: PipelineForecast | None = None
 
     def __init__(self) -> None:
         self.staleness: Counter[int] = Counter()
@@ -148,6 +163,18 @@ class WorkerPart:
             The step to start at: the servers' record of applied gradients takes precedence over a checkpoint.
         """
         raise NotImplementedError
+
+    def begin(self, step: Step) -> None:
+        """Begin a step, before its forward pass, for example by sending parameters."""
+
+    def before_use(self, bucket: int) -> None:
+        """Update a bucket before the forward pass of a layer that uses it; every loop calls it after `begin`."""
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Note that the gradients of a bucket are final, during the backward pass; buckets are announced in order.
+
+        A loop may still not call it.
+        """
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Exchange the gradients, which are final now, and update the parameters.
@@ -170,62 +197,16 @@ class WorkerPart:
     def end(self) -> None:
         """Leave the other workers.
 
-        On worker 0 the flat vector then holds the run's final parameters, at the latest after `UsesServers.let_go`.
+        On worker 0 the flat vector then holds the run's final parameters, at the latest after `release`.
         """
-
-    def state(self) -> State:
-        """Return the state of a worker other than the parameters, for a checkpoint."""
-        return {}, {}
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned; called before `start`."""
-
-
-class BeginsEarly:
-    """Base of a part that acts before a step is computed, for example sends parameters."""
-
-    def begin(self, step: Step) -> None:
-        """Begin a step, before its forward pass."""
-        raise NotImplementedError
-
-
-class OverlapsBackward(BeginsEarly):
-    """Base of a part that sends gradients during the backward pass."""
-
-    def bucket_ready(self, bucket: int) -> None:
-        """Note that the gradients of a bucket are final, during the backward pass; buckets are announced in order.
-
-        A loop may still not call it.
-        """
-        raise NotImplementedError
-
-
-PLACES = 63
-"""Exclusive upper bound of program positions."""
-
-
-class HoldsMeanGradient:
-    """Base of a part where every worker holds the mean gradient of all parameters before it updates with it.
-
-    A loop may then call `average` and `update` instead of `gradients_ready`, and read or change the mean between the
-    two calls, for example to clip it.
-    """
-
-    @property
-    def averaged(self) -> int:
-        """Number of averages of the gradients since the last update."""
-        raise NotImplementedError
-
-    @property
-    def mean_weight(self) -> float:
-        """Weight of the latest mean, in full batches of a worker; the flat gradients hold that mean until zeroed."""
-        raise NotImplementedError
 
     def average(self, step: Step, place: int = 0) -> None:
-        """Overwrite the gradients with the workers' mean.
+        """Overwrite the gradients with the workers' mean, where every worker holds that of all parameters.
 
-        It may be called several times before `update`: gradients may be added to those that are a mean already.
-        A parameter is then listed in the flat vector's `without_gradient` only if it has no gradient on any worker.
+        A loop may then call `average` and `update` instead of `gradients_ready`, and read or change the mean between
+        the two calls, for example to clip it. It may be called several times before `update`: gradients may be added
+        to those that are a mean already. A parameter is then listed in the flat vector's `without_gradient` only if it
+        has no gradient on any worker.
 
         Args:
             step: step of these gradients; `stop` is ignored.
@@ -240,16 +221,76 @@ class HoldsMeanGradient:
         """Update the parameters with the current gradients, unless the latest mean had weight 0."""
         raise NotImplementedError
 
+    def local_step(self, step: Step, learning_rate: float) -> None:
+        """Update this worker's parameters with the flat gradients, before the last gradient of a global step.
 
-class LazyUse:
-    """Base of a part that updates parameters just before their next use."""
-
-    def before_use(self, bucket: int) -> None:
-        """Update a bucket before the forward pass of a layer that uses it; every loop calls it after `begin`."""
+        Args:
+            step: global step; see `Traits.local_steps`.
+            learning_rate: learning rate of the update.
+        """
         raise NotImplementedError
 
+    def next_step(self, step: int) -> int:
+        """Return the step that follows a completed one; this worker skips the steps between (`Traits.skips_steps`).
 
-class CutsNetwork:
+        A user's own loop cannot skip steps; their gradients are computed and discarded.
+        """
+        return step + 1
+
+    def present(self) -> Tensor | None:
+        """Return the run's current model (a center, a mean), `(size,)`; None for that of rank 0.
+
+        Called on every worker after every epoch but the last, after which `end` leaves the model in the flat vector.
+        Training continues from the unchanged flat vector.
+        """
+        return None
+
+    def catch_up(self) -> None:
+        """Apply the others' updates during the evaluation; called on every worker after every epoch but the last."""
+
+    def release(self) -> None:
+        """Dismiss the servers when all workers have left; called on rank 0 only."""
+
+    def check_servers(self) -> None:
+        """Find servers that failed since the last request, so that requests are sent to their replacements."""
+
+    def close(self) -> None:
+        """End this worker's background work; called last, when no rank needs it any more."""
+
+    def model_in(self, state: State) -> Tensor | None:
+        """Return the model in a worker's state, `(size,)`; None where it holds none.
+
+        Args:
+            state: result of `state` on any worker.
+        """
+        return None
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the other workers have stopped at this worker's current step; known after joining or regrouping."""
+        return False
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether this worker takes images as input."""
+        return True
+
+    @property
+    def write_treatment(self) -> Writes:
+        """Treatment of writes: `writes`, or `Writes.KEPT` where the user's own optimizer object makes the updates."""
+        return Writes.KEPT if self.follows is OptimizerSource.OBJECT else self.writes
+
+    @property
+    def holds_mean(self) -> bool:
+        """Whether a loop may call `average` and `update`."""
+        return self.uses("average") and not self.uses("next_step")
+
+    def uses(self, call: str) -> bool:
+        """Return whether a call has an effect on this part."""
+        return getattr(type(self), call) is not getattr(WorkerPart, call)
+
+
+class CutsNetwork(WorkerPart):
     """Base of a part that computes a network's last layers jointly with the others; see `Traits.cuts_network`."""
 
     def divide(self, division: Division) -> None:
@@ -315,14 +356,8 @@ class PipelineContext:
     now: Callable[[], float] | None = None
 
 
-class ComputesStages:
-    """Base of a part that computes stages of a network and sends their outputs on; see `Traits.pipelines`.
-
-    Attributes:
-        outlook: forecast of the run, on rank 0, once the network is known.
-    """
-
-    outlook: PipelineForecast | None = None
+class ComputesStages(WorkerPart):
+    """Base of a part that computes stages of a network and sends their outputs on; see `Traits.pipelines`."""
 
     def take_network(self, model: nn.Module, image: Tensor, around: PipelineContext) -> None:
         """Set the network; its parameters are views of the flat vector. Called before `load_state` and `start`.
@@ -335,11 +370,6 @@ class ComputesStages:
         Raises:
             RequestError: the network cannot be cut this way.
         """
-        raise NotImplementedError
-
-    @property
-    def reads_images(self) -> bool:
-        """Whether a stage of this worker takes images as input."""
         raise NotImplementedError
 
     def take_sizes(self, pieces: tuple[PieceSize, ...]) -> None:
@@ -382,91 +412,7 @@ class ComputesStages:
         raise NotImplementedError
 
 
-class SkipsSteps:
-    """Base of a part that the others do not always wait for; see `Traits.skips_steps`."""
-
-    def next_step(self, step: int) -> int:
-        """Return the step that follows a completed one; this worker skips the steps between.
-
-        A user's own loop cannot skip steps; their gradients are computed and discarded.
-        """
-        raise NotImplementedError
-
-
-class Presents:
-    """Base of a part where the model to evaluate is not always that of rank 0."""
-
-    def present(self) -> Tensor | None:
-        """Return the run's current model (a center, a mean), `(size,)`; None for that of rank 0.
-
-        Called on every worker after every epoch but the last, after which `end` leaves the model in the flat vector.
-        Training continues from the unchanged flat vector.
-        """
-        raise NotImplementedError
-
-
-class CatchesUp:
-    """Base of a part where other workers continue to train while one evaluates."""
-
-    def catch_up(self) -> None:
-        """Apply the others' updates during the evaluation; called on every worker after every epoch but the last."""
-        raise NotImplementedError
-
-
-class UsesServers:
-    """Base of a part with parameters on servers."""
-
-    def let_go(self) -> None:
-        """Dismiss the servers when all workers have left; called on rank 0 only."""
-        raise NotImplementedError
-
-    def check_servers(self) -> None:
-        """Find servers that failed since the last request, so that requests are sent to their replacements."""
-
-
-class Background:
-    """Base of a part with background work."""
-
-    def close(self) -> None:
-        """End this worker's background work; called last, when no rank needs it any more."""
-        raise NotImplementedError
-
-
-class TakesLocalSteps:
-    """Base of a part where a worker may take several local steps within one global step; see `Traits.local_steps`."""
-
-    def local_step(self, step: Step, learning_rate: float) -> None:
-        """Update this worker's parameters with the flat gradients, before the last gradient of a global step.
-
-        Args:
-            step: global step.
-            learning_rate: learning rate of the update.
-        """
-        raise NotImplementedError
-
-
-class HoldsModel:
-    """Base of a part with a state that contains the worker's model."""
-
-    def model_in(self, state: State) -> Tensor | None:
-        """Return the model in a worker's state, `(size,)`; None where it holds none.
-
-        Args:
-            state: result of `state` on any worker.
-        """
-        raise NotImplementedError
-
-
-class HearsOfStop:
-    """Base of a part that detects, when joining or regrouping, that other workers have stopped."""
-
-    @property
-    def has_stopped(self) -> bool:
-        """Whether the other workers have stopped at this worker's current step."""
-        return False
-
-
-class Logged(HearsOfStop):
+class Logged(WorkerPart):
     """Base of a part with logged exchanges, below which workers regroup: all, or those of each group.
 
     Attributes:
@@ -481,7 +427,7 @@ class Logged(HearsOfStop):
 
     def to_enter_with(self) -> State:
         """Return the initial state, other than parameters and log, of a worker that joins with a copy of this one's."""
-        raise NotImplementedError
+        return saved(self, self._common_fields())
 
     def enter(self, state: State, step: int) -> None:
         """Start with a copy of another worker's state; its parameters and log are copied already.
@@ -490,9 +436,18 @@ class Logged(HearsOfStop):
             state: result of that worker's `to_enter_with`.
             step: number of steps done.
         """
-        raise NotImplementedError
+        restore(self, self._common_fields(), state)
 
-    def come_in(self, joins: int) -> None:
+    def model_in(self, state: State) -> Tensor | None:
+        first = self.fields[0]
+        return state[0][first.name] if first.at == "_flat.vector" else None
+
+    @classmethod
+    def _common_fields(cls) -> list[StateField]:
+        """Return the fields that are not each worker's own, without the parameters."""
+        return [each for each in cls.fields if each.conversion.per == "run" and each.at != "_flat.vector"]
+
+    def take_part(self, joins: int) -> None:
         """Take part in a pending exchange between two steps; called after `enter`, when the view is agreed.
 
         Args:
@@ -500,7 +455,7 @@ class Logged(HearsOfStop):
         """
 
 
-class CommonStart(WorkerPart, Logged, Presents, HoldsModel):
+class CommonStart(Logged):
     """Base of a part where all workers can be set to common parameters between two steps; see `Traits.common_start`."""
 
     def common_model(self) -> Tensor:
@@ -524,116 +479,17 @@ class CommonStart(WorkerPart, Logged, Presents, HoldsModel):
         raise NotImplementedError
 
 
-class WorkerCalls:
-    """All calls on one worker's part, bound once; calls of bases that the part lacks have a default or do nothing.
+_FORMER = (
+    " BeginsEarly OverlapsBackward HoldsMeanGradient LazyUse SkipsSteps Presents CatchesUp UsesServers Background "
+    "TakesLocalSteps HoldsModel HearsOfStop WorkerCalls "
+)
 
-    Args:
-        part: part of the worker.
 
-    Attributes:
-        inner: part of the worker.
-        replicated: see `WorkerPart`.
-        follows: see `WorkerPart`.
-        writes: see `WorkerPart`; `Writes.KEPT` where the user's own optimizer object makes the updates.
-        uses_bucket_ready: whether the part uses `bucket_ready`.
-        holds_mean: whether the part has `average` and `update`.
-        uses_before_use: whether the part needs `before_use`.
-        skips_steps: whether `next_step` may skip steps.
-        logged: the part, if its exchanges are entries of a log; else None.
-    """
-
-    def __init__(self, part: WorkerPart) -> None:
-        self.inner = part
-        self.replicated, self.follows = part.replicated, part.follows
-        self.writes = Writes.KEPT if part.follows is Follows.OBJECT else part.writes
-        self.start, self.gradients_ready = part.start, part.gradients_ready
-        self.begin = part.begin if isinstance(part, BeginsEarly) else _ignore_step
-        self.settle, self.end, self.state, self.load_state = (
-            part.settle,
-            part.end,
-            part.state,
-            part.load_state,
+def __getattr__(name: str) -> Any:
+    """Refuse classes of version 0.1; `WorkerPart` has their calls."""
+    if f" {name} " in _FORMER:
+        raise ImportError(
+            f"{name} is no longer needed: `WorkerPart` has all calls, override those that you need "
+            "(docs/tutorials/own-strategy.md)"
         )
-        self.uses_bucket_ready = isinstance(part, OverlapsBackward)
-        self.bucket_ready = part.bucket_ready if isinstance(part, OverlapsBackward) else _ignore
-        self.holds_mean = isinstance(part, HoldsMeanGradient) and not isinstance(part, SkipsSteps)
-        if isinstance(part, HoldsMeanGradient):
-            self.average, self.update = part.average, part.update
-        self._holder = part if isinstance(part, HoldsMeanGradient) else None
-        self.uses_before_use = isinstance(part, LazyUse)
-        self.before_use = part.before_use if isinstance(part, LazyUse) else _ignore
-        if isinstance(part, CutsNetwork):
-            self.divide, self.compute = part.divide, part.compute
-        if isinstance(part, ComputesStages):
-            self.take_network, self.take_sizes = part.take_network, part.take_sizes
-            self.compute_stages, self.compute_dry = part.compute_stages, part.compute_dry
-        self._stages = part if isinstance(part, ComputesStages) else None
-        self.skips_steps = isinstance(part, SkipsSteps)
-        self.next_step = part.next_step if isinstance(part, SkipsSteps) else _following
-        self.present: Callable[[], Tensor | None] = part.present if isinstance(part, Presents) else _nothing
-        self.catch_up = part.catch_up if isinstance(part, CatchesUp) else _nothing
-        self.let_go = part.let_go if isinstance(part, UsesServers) else _nothing
-        self.check_servers = part.check_servers if isinstance(part, UsesServers) else _nothing
-        self.close = part.close if isinstance(part, Background) else _nothing
-        if isinstance(part, TakesLocalSteps):
-            self.local_step = part.local_step
-        self.model_in: Callable[[State], Tensor | None] = (
-            part.model_in if isinstance(part, HoldsModel) else _no_model
-        )
-        self._hears = part if isinstance(part, HearsOfStop) else None
-        self.logged = part if isinstance(part, Logged) else None
-
-    @property
-    def staleness(self) -> Counter[int]:
-        """See `WorkerPart`."""
-        return self.inner.staleness
-
-    @property
-    def outlook(self) -> PipelineForecast | None:
-        """See `ComputesStages`."""
-        return None if self._stages is None else self._stages.outlook
-
-    @property
-    def reads_images(self) -> bool:
-        """See `ComputesStages`."""
-        return self._stages is None or self._stages.reads_images
-
-    @property
-    def averaged(self) -> int:
-        """See `HoldsMeanGradient`; 0 where the part holds no mean."""
-        return 0 if self._holder is None else self._holder.averaged
-
-    @property
-    def mean_weight(self) -> float:
-        """See `HoldsMeanGradient`; 0 where the part holds no mean."""
-        return 0.0 if self._holder is None else self._holder.mean_weight
-
-    @property
-    def has_stopped(self) -> bool:
-        """See `HearsOfStop`."""
-        return self._hears is not None and self._hears.has_stopped
-
-    @property
-    def exchanger(self) -> Exchanger[Any] | None:
-        """See `Logged`."""
-        return None if self.logged is None else self.logged.exchanger
-
-
-def _nothing() -> None:
-    pass
-
-
-def _ignore(bucket: int) -> None:
-    pass
-
-
-def _ignore_step(step: Step) -> None:
-    pass
-
-
-def _following(step: int) -> int:
-    return step + 1
-
-
-def _no_model(state: State) -> None:
-    pass
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -91,12 +91,12 @@ class Engine(Config):
         """
 
     @abstractmethod
-    def submit(self, submission: Submission, tell: Callable[[str], None], wait: bool) -> Outcome:
+    def submit(self, submission: Submission, notify: Callable[[str], None], wait: bool) -> Outcome:
         """Hand the job in.
 
         Args:
             submission: the command.
-            tell: receiver of lines for the user.
+            notify: receiver of lines for the user.
             wait: whether to stay until the job has ended.
 
         Raises:

@@ -10,7 +10,7 @@ actor holds it. One JSON object a line:
     {"signal": 2}                                   to all ranks
     end of input                                    SIGTERM to all ranks, SIGKILL after a few seconds
 
-Imports nothing that is slow.
+Imports nothing that is slow: at the end of an ssh connection, ranks are forked from a process that does (Linux).
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.launch.rank_server import ForkedRank, RankServer
+
 GRACE_S = 10.0
 _PATIENCE_S = 5.0
-Said = dict[str, Any]
+_LOOK_EVERY_S = 0.02
+HostMessage = dict[str, Any]
 
 
 class LocalRanks:
@@ -41,50 +44,62 @@ class LocalRanks:
 
     Args:
         directory: directory where paths of their commands begin.
+        server: server from which they are forked; None: each starts Python.
     """
 
-    def __init__(self, directory: str = ".") -> None:
+    def __init__(self, directory: str = ".", server: RankServer | None = None) -> None:
         self.directory = directory
-        self.said: queue.Queue[Said] = queue.Queue()
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.messages: queue.Queue[HostMessage] = queue.Queue()
+        self._server = server
+        self._processes: dict[int, subprocess.Popen[bytes] | ForkedRank] = {}
 
     def start(self, rank: int, environment: Mapping[str, str], words: Sequence[str]) -> None:
         """Start a rank: `words` after `polyrhythm`, with these variables in its environment."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "polyrhythm", *words],
-            env={**os.environ, **environment},
+        command, variables = ["-m", "polyrhythm", *words], {**os.environ, **environment}
+        pipes = [os.pipe() for _ in ("output", "error")]
+        output, error = (written for _, written in pipes)
+        forked = self._server and self._server.start(command, variables, self.directory, [output, error])
+        process = forked or subprocess.Popen(
+            [sys.executable, *command],
+            env=variables,
             cwd=self.directory,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output,
+            stderr=error,
             start_new_session=True,
         )
+        os.close(output)
+        os.close(error)
         self._processes[rank] = process
-        threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
+        read = [descriptor for descriptor, _ in pipes]
+        threading.Thread(target=self._watch, args=(rank, process, read), daemon=True).start()
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def _watch(self, rank: int, process: subprocess.Popen[bytes] | ForkedRank, pipes: Sequence[int]) -> None:
         readers = [
             threading.Thread(target=self._read, args=(rank, number, pipe), daemon=True)
-            for number, pipe in ((1, process.stdout), (2, process.stderr))
+            for number, pipe in enumerate(pipes, 1)
         ]
         for reader in readers:
             reader.start()
         for reader in readers:
             reader.join()
-        self.said.put({"rank": rank, "status": process.wait()})
+        while process.poll() is None:  # soon, since it has closed its output
+            time.sleep(_LOOK_EVERY_S)
+        self.messages.put({"rank": rank, "status": process.returncode})
 
-    def _read(self, rank: int, number: int, pipe: Any) -> None:
-        for line in pipe:
-            text = line.decode(errors="replace").rstrip("\n").rpartition("\r")[2]
-            self.said.put({"rank": rank, "stream": number, "line": text})
+    def _read(self, rank: int, number: int, pipe: int) -> None:
+        with open(pipe, "rb") as lines:
+            for line in lines:
+                text = line.decode(errors="replace").rstrip("\n").rpartition("\r")[2]
+                self.messages.put({"rank": rank, "stream": number, "line": text})
 
-    def next_said(self, patience_s: float) -> list[Said]:
+    def next_messages(self, patience_s: float) -> list[HostMessage]:
         """Return the messages since the last call: at least one, unless none arrives within `patience_s` seconds."""
         found = []
         with suppress(queue.Empty):
-            found.append(self.said.get(timeout=patience_s))
+            found.append(self.messages.get(timeout=patience_s))
             while True:
-                found.append(self.said.get_nowait())
+                found.append(self.messages.get_nowait())
         return found
 
     def signal(self, number: int) -> None:
@@ -105,7 +120,7 @@ class LocalRanks:
             process.wait()
 
 
-def look(directory: str, data: str | None, files: Mapping[str, str]) -> Said:
+def look(directory: str, data: str | None, files: Mapping[str, str]) -> HostMessage:
     """Return a host's facts about itself before ranks are started on it.
 
     Args:
@@ -149,17 +164,20 @@ def reach(address: str, port: int) -> str:
 
 def serve(lines: Iterator[str]) -> None:
     """Execute the requests in the lines, as the module describes, until they end."""
-    ranks, speaking = LocalRanks(), threading.Lock()
+    server = (
+        RankServer(None, "polyrhythm.cli.main", "polyrhythm.api.train") if sys.platform == "linux" else None
+    )
+    ranks, speaking = LocalRanks(server=server), threading.Lock()
     listeners = []
 
-    def tell(what: Said) -> None:
+    def notify(what: HostMessage) -> None:
         with speaking, suppress(BrokenPipeError):
             sys.stdout.write(json.dumps(what) + "\n")
             sys.stdout.flush()
 
     def pass_on() -> None:
         while True:
-            tell(ranks.said.get())
+            notify(ranks.messages.get())
 
     threading.Thread(target=pass_on, daemon=True).start()
     for line in lines:
@@ -168,9 +186,9 @@ def serve(lines: Iterator[str]) -> None:
             found = look(**order["look"])
             ranks.directory = found["directory"]
             listeners.append(socket.create_server(("", 0)))
-            tell({"found": {**found, "port": listeners[-1].getsockname()[1]}})
+            notify({"found": {**found, "port": listeners[-1].getsockname()[1]}})
         elif "reach" in order:
-            tell({"reached": reach(*order["reach"])})
+            notify({"reached": reach(*order["reach"])})
         elif "start" in order:
             while listeners:
                 listeners.pop().close()
@@ -178,9 +196,11 @@ def serve(lines: Iterator[str]) -> None:
         elif "signal" in order:
             ranks.signal(order["signal"])
     ranks.close()
+    if server is not None:
+        server.close()
 
 
 if __name__ == "__main__":
-    for _ignored in (signal.SIGINT, signal.SIGHUP):  # the connection's end is what ends the ranks
+    for _ignored in (signal.SIGINT, signal.SIGHUP):  # the end of the connection ends the ranks
         signal.signal(_ignored, signal.SIG_IGN)
     serve(iter(sys.stdin.readline, ""))

@@ -63,12 +63,12 @@ class PlacedRun:
     Args:
         places: the hosts.
         placed: host index of every rank.
-        said: queue of the hosts' messages.
+        messages: queue of the hosts' messages.
         words: words of every rank.
         meeting: address and port of the store.
         restarts: number of times that a rank is restarted.
-        say: receiver of rank, stream (1 or 2) and a line that the rank has printed.
-        tell: receiver of lines of the run itself.
+        emit: receiver of rank, stream (1 or 2) and a line that the rank has printed.
+        notify: receiver of lines of the run itself.
         hosts: hosts of every rank, the number of its machine, where several places are on one; None: a place
             is a machine.
     """
@@ -77,15 +77,15 @@ class PlacedRun:
         self,
         places: Sequence[Place],
         placed: Sequence[int],
-        said: queue.Queue[tuple[int, Mapping[str, Any]]],
+        messages: queue.Queue[tuple[int, Mapping[str, Any]]],
         words: Sequence[Sequence[str]],
         meeting: tuple[str, int],
         restarts: int,
-        say: Callable[[int, int, str], None],
-        tell: Callable[[str], None],
+        emit: Callable[[int, int, str], None],
+        notify: Callable[[str], None],
         hosts: Sequence[int] | None = None,
     ) -> None:
-        self._places, self._said, self._say, self._tell = places, said, say, tell
+        self._places, self._messages, self._emit, self._notify = places, messages, emit, notify
         self._stop = 0
         self._ranks = [
             _Rank(place, words[rank], variables(rank, hosts or placed, meeting), restarts)
@@ -105,7 +105,7 @@ class PlacedRun:
             any(each.lives or each.again_at is not None for each in self._ranks) and time.monotonic() < ends
         ):
             with suppress(queue.Empty):
-                self._hear(*self._said.get(timeout=_LOOK_EVERY_S))
+                self._handle(*self._messages.get(timeout=_LOOK_EVERY_S))
             if self._stop:
                 for place in self._places:
                     place.signal(self._stop)
@@ -132,18 +132,18 @@ class PlacedRun:
         try:
             self._places[each.place].start(rank, each.environment, each.words)
         except OSError as error:
-            self._tell(f"{self._places[each.place].name} cannot be reached: {error}")
+            self._notify(f"{self._places[each.place].name} cannot be reached: {error}")
             self._ended(rank, LOST)
 
-    def _hear(self, place: int, what: Mapping[str, Any]) -> None:
+    def _handle(self, place: int, what: Mapping[str, Any]) -> None:
         if "line" in what:
-            self._say(what["rank"], what["stream"], what["line"])
+            self._emit(what["rank"], what["stream"], what["line"])
         elif "status" in what:
             self._ended(what["rank"], what["status"])
         elif "gone" in what:
             lost = [rank for rank, each in enumerate(self._ranks) if each.place == place and each.lives]
             if lost:
-                self._tell(f"{self._places[place].name} is gone: {what['gone']}")
+                self._notify(f"{self._places[place].name} is gone: {what['gone']}")
             for rank in lost:
                 self._ended(rank, LOST)
 
@@ -156,14 +156,14 @@ class PlacedRun:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         if each.restarts == 0 or self._ranks[LEADER].status is not None:
             if status not in (1, LOST):
-                self._tell(f"rank {rank} on {name} {how}")
+                self._notify(f"rank {rank} on {name} {how}")
             if rank == LEADER:
                 each.status = 1
             return
         each.restarts -= 1
         each.again_at = time.monotonic() + _AGAIN_S
         if status != LOST:
-            self._tell(f"rank {rank} on {name} {how}: it is started again")
+            self._notify(f"rank {rank} on {name} {how}: it is started again")
         if rank == LEADER:  # the others end with it, and all meet again
             for other in self._ranks:
                 if not other.lives and other.again_at is None and other.status is None:
@@ -171,7 +171,7 @@ class PlacedRun:
 
 
 def print_line(rank: int, stream: int, line: str) -> None:
-    """Print what a rank has printed (to stream 1 or 2): rank 0 as if it were here, others with their rank."""
+    """Print a rank's output (of stream 1 or 2): that of rank 0 unchanged, that of others with their rank."""
     target = sys.stdout if stream == 1 and rank == LEADER else sys.stderr
     print(line if rank == LEADER else f"rank {rank}: {line}", file=target, flush=True)
 

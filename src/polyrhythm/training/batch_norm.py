@@ -22,7 +22,7 @@ class BatchNorm(Config, ABC):
 
     @abstractmethod
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Return a network that normalizes so in training; in tests, and in what it saves, it is as it was.
+        """Return a network that normalizes so in training; tests and saved weights are unaffected.
 
         Args:
             model: model, which may be changed. Its parameters and buffers stay the same objects, under the same names.

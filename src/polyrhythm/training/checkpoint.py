@@ -14,13 +14,6 @@ in the name, and so outlives the run:
 
     step-00000024.safetensors
     best-top1-0.912500-step-00000024.safetensors
-
-The safetensors format is written here as a stream. The library's own writer either builds the whole file in
-memory or writes it under a random name that only its owner may read, and it refuses tensors that share
-memory. A checkpoint of a large model should do none of these. The format is small:
-https://github.com/huggingface/safetensors#format
-
-    [8 bytes: length of the header][header: JSON, padded with spaces to 8 bytes][tensor][tensor]...
 """
 
 from __future__ import annotations
@@ -33,18 +26,18 @@ import os
 import re
 import shutil
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed, open_new
 from polyrhythm.errors import PolyrhythmError, RequestError, RunError, printable
 from polyrhythm.run_files import check_in_run, exists_in_run, open_in_run, parse_json
+from polyrhythm.safetensors_file import raw_bytes, write_safetensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
 
@@ -52,7 +45,7 @@ _NAME = re.compile(r"step-(\d{8,})\.safetensors")
 _ROOM_LEFT_BYTES = 1 << 20
 _MOST_BITS = 64
 _MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What code raises that uses a value of another type, size or key than it expects."""
+"""Exceptions of code that uses a value of an unexpected type, size or key."""
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -136,13 +129,8 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(steps, key=lambda path: steps[path], reverse=True)
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """Find the checkpoint of the highest step in a folder; only `load_checkpoint` checks it."""
-    return next(iter(checkpoints(folder)), None)
-
-
-def prune(folder: Path, keep: int, claim: Unclaimed = UNCLAIMED) -> None:
-    """Remove all checkpoints but the `keep` newest, and what a crash left half-written.
+def prune(folder: Path, keep: int, claim: Unclaimed = UNCLAIMED, also: Collection[int] = frozenset()) -> None:
+    """Remove all checkpoints but the `keep` newest and those of the steps `also`, and half-written ones of a crash.
 
     Raises:
         Superseded: the folder is another's.
@@ -150,7 +138,8 @@ def prune(folder: Path, keep: int, claim: Unclaimed = UNCLAIMED) -> None:
     """
     if keep < 1:
         raise ValueError(f"cannot keep {keep} checkpoints")
-    old = checkpoints(folder)[keep:]
+    kept = {checkpoint_path(folder, step) for step in also}
+    old = [path for path in checkpoints(folder)[keep:] if path not in kept]
     with suppress(FileNotFoundError):  # the folder has vanished in the meantime, with all that was in it
         old += [path for kind in ("step", "best") for path in folder.glob(f".{kind}-*.partial")]
     for path in old:
@@ -327,62 +316,3 @@ def _top1(path: Path) -> float:
     found = _BEST_NAME.fullmatch(path.name)
     assert found is not None
     return float(found[1])
-
-
-_CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
-
-def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors and texts.
-
-    Args:
-        file: file to write to, from its current position on.
-        tensors: contiguous ones on the CPU; they may share memory.
-        metadata: texts for the header.
-
-    Raises:
-        ValueError: the format has no code for a tensor's dtype.
-    """
-    # as the library does: widest numbers first, so that each tensor starts at a multiple of its number's size
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    offset = 0
-    for name in names:
-        tensor = tensors[name]
-        if tensor.dtype not in _CODES:
-            raise ValueError(f"cannot store {name}: safetensors has no {tensor.dtype}")
-        end = offset + tensor.nbytes
-        header[name] = {
-            "dtype": _CODES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little"))
-    file.write(text)
-    for name in names:
-        file.write(raw_bytes(tensors[name]))
-
-
-def raw_bytes(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU, without copying it."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data

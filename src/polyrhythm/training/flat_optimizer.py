@@ -30,16 +30,18 @@ resumed run.
 
 `make_optimizers_quickly` makes optimizers without importing torch's compiler, which takes nearly as long as
 importing torch. torch keeps some methods of its optimizers out of compiled code, and imports the compiler to
-do so when the first of them is called. Nothing here compiles a function that makes an optimizer or asks for
-its state, so there is nothing to be kept out of. This is the one place that knows how torch 2.13 does it;
+do so when the first of them is called. As long as nothing is compiled, there is nothing to be kept out of; a program
+that compiles something gets torch's own form of the methods. This is the one place that knows how torch 2.13 does it;
 where another torch does it otherwise, nothing happens, and the compiler is imported after all.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +86,9 @@ ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
 LAYERWISE: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__: kind for kind in (LARSOptimizer, LAMBOptimizer, NaturalGradientSGD)
 }
+
+Packed = tuple[dict[str, Tensor], dict[str, Any]]
+"""State of an optimizer: named tensors and JSON-able facts."""
 
 KINDS = ELEMENTWISE | LAYERWISE
 
@@ -137,9 +142,17 @@ class FlatOptimizer:
         spans: ordered, without overlap; what none covers is not trained.
         rate: learning rate of the whole vector's first span; all spans keep their ratio to it.
         vector: `(n,)`; every step changes it in place.
+        clip_norm: bound of the gradients' total norm, over all spans; None: no bound.
     """
 
-    def __init__(self, kind: str, spans: Sequence[Span], rate: float, vector: Tensor) -> None:
+    def __init__(
+        self,
+        kind: str,
+        spans: Sequence[Span],
+        rate: float,
+        vector: Tensor,
+        clip_norm: float | None = None,
+    ) -> None:
         self._vector = vector
         self._slices = [slice(span.start, span.stop) for span in spans]
         groups = [
@@ -156,6 +169,8 @@ class FlatOptimizer:
         self._rates = [group["lr"] for group in groups]
         self._rate = rate
         self._kind = kind
+        self._clip_norm = clip_norm
+        self._clipped = torch.empty_like(vector) if clip_norm is not None else None
         self._options: list[dict[str, Any] | None] | None = None
         """Initial options of the groups, None for later groups; known once a step had a plan of its own."""
 
@@ -176,6 +191,7 @@ class FlatOptimizer:
         if optimizer is None:
             return
         groups = optimizer.param_groups
+        gradient = self._within_norm(gradient)
         if gradient is not self._gradient:
             self._show(gradient, groups)
         for group, rate in zip(groups, self._rates, strict=True):
@@ -198,6 +214,16 @@ class FlatOptimizer:
                 return
         with torch.no_grad():
             self._step(optimizer)
+
+    def _within_norm(self, gradient: Tensor) -> Tensor:
+        """Return the gradient, scaled to `clip_norm` where it is longer."""
+        if self._clip_norm is None or self._clipped is None:
+            return gradient
+        norms = [torch.linalg.vector_norm(gradient[place]) for place in self._slices]
+        scale = self._clip_norm / (
+            torch.linalg.vector_norm(torch.stack(norms)) + 1e-6
+        )  # as torch.nn.utils has it
+        return torch.mul(gradient, scale.clamp(max=1.0), out=self._clipped)
 
     def drop_gradient(self) -> None:
         """Hold the last step's gradient no more, where its memory is another's and wanted back."""
@@ -312,14 +338,19 @@ class FlatOptimizer:
         self._is_sgd = self._is_sgd and None not in (self._options or [])
 
     def _show(self, gradient: Tensor, groups: list[dict[str, Any]]) -> None:
-        """Make a vector the gradient of all slices, but for those that are there by another plan than the first."""
+        """Make a vector the gradient of all slices, except for those of other plans than the first."""
         self._gradient = gradient
         whole = self._slices == [slice(0, len(gradient))]
         for number, (group, place) in enumerate(zip(groups, self._slices, strict=True)):
             rests = self._options is not None and self._options[number] is None
             group["params"][0].grad = None if rests else gradient if whole else gradient[place]
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of `state`, sooner."""
+        optimizer = self._optimizer
+        return {} if optimizer is None else _tensors_of(optimizer)
+
+    def state(self) -> Packed:
         """Return all that a resumed optimizer needs, as named tensors and JSON-able facts."""
         if self._optimizer is None:
             return {}, {}
@@ -332,14 +363,14 @@ class FlatOptimizer:
         ]
         return tensors, facts | {"slices": cut}
 
-    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def load_state(self, state: Packed) -> None:
         """Load what `state` returned, cut as it was then.
 
         Raises:
             RequestError: the state is of another optimizer, or of other parameters.
         """
         with restoring("the optimizer's saved state"):
-            self._load(tensors, facts)
+            self._load(*state)
 
     def _load(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         cut = facts.get("slices", ())
@@ -371,7 +402,7 @@ def _unwrapped(kind: str) -> Callable[[torch.optim.Optimizer], object]:
 
 
 def _part(value: Any, parameter: Tensor, place: slice) -> Any:
-    """Return what a part of a parameter keeps of its state."""
+    """Return the optimizer state of a part of a parameter."""
     if not isinstance(value, Tensor):
         return value
     return value[place].clone() if value.shape == parameter.shape else value.clone()
@@ -390,7 +421,7 @@ def _is_ordinary(group: dict[str, Any], momentum: Tensor | None) -> bool:
     )
 
 
-def pack_optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def pack_optimizer_state(optimizer: torch.optim.Optimizer) -> Packed:
     """Pack an optimizer's state.
 
     Returns:
@@ -400,19 +431,26 @@ def pack_optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Te
         RequestError: the state holds something that is neither a tensor nor a plain value.
     """
     kind = type(optimizer).__name__
-    tensors: dict[str, Tensor] = {}
+    tensors = _tensors_of(optimizer)
     values: dict[str, dict[str, Any]] = {}
     for index, parameter in enumerate(_parameters(optimizer)):
         for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                tensors[f"state.{index}.{key}"] = value
-            else:
+            if not isinstance(value, Tensor):
                 values.setdefault(str(index), {})[key] = _plain(value, f"{kind}'s state {key!r}")
     groups = [
         {key: _plain(value, f"{kind}'s option {key!r}") for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
     return tensors, {"optimizer": kind, "state": values, "groups": groups, "shapes": _shapes(optimizer)}
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"state.{index}.{key}": value
+        for index, parameter in enumerate(_parameters(optimizer))
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
 
 
 def unpack_optimizer_state(
@@ -561,7 +599,7 @@ class UndoLog:
         memory = self._states or [{} for _ in now]
         self._states = [_copied(state, old) for state, old in zip(now, memory, strict=True)]
 
-    def take_back(self) -> None:
+    def restore(self) -> None:
         """Restore all that has been noted."""
         if self._optimizer is None:
             return
@@ -592,13 +630,33 @@ def _copy(value: Tensor, memory: Tensor | None) -> Tensor:
 
 
 _METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+_COMPILER = "torch._dynamo"
 _KNOWN_FORM = "__dynamo_disable"
 """Key of torch for the form of a method that is kept out of compiled code."""
 
 
 def make_optimizers_quickly() -> None:
-    """From now on, in this process and in those forked from it, optimizers do without torch's compiler."""
-    for name in _METHODS:
-        method = getattr(getattr(torch.optim.Optimizer, name, None), "__wrapped__", None)
-        if method is not None and not hasattr(method, _KNOWN_FORM):
-            setattr(method, _KNOWN_FORM, method)
+    """From now on, in this process and in those forked from it, optimizers do without torch's compiler.
+
+    Until it is imported: code that is compiled leaves the methods of optimizers out, as usual.
+    """
+    if _COMPILER in sys.modules or any(isinstance(finder, _CompilerWatch) for finder in sys.meta_path):
+        return
+    methods = [getattr(getattr(torch.optim.Optimizer, name, None), "__wrapped__", None) for name in _METHODS]
+    quick = [method for method in methods if method is not None and not hasattr(method, _KNOWN_FORM)]
+    for method in quick:
+        setattr(method, _KNOWN_FORM, method)
+    sys.meta_path.insert(0, _CompilerWatch(quick))
+
+
+class _CompilerWatch(MetaPathFinder):
+    """Gives methods the form back that torch makes of them, once its compiler is imported; finds no module."""
+
+    def __init__(self, methods: Sequence[Callable[..., Any]]) -> None:
+        self._methods = methods
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> None:
+        if name == _COMPILER:
+            sys.meta_path.remove(self)
+            for method in self._methods:
+                method.__dict__.pop(_KNOWN_FORM, None)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import pairwise
 from math import isfinite
 from typing import Any, ClassVar
@@ -72,11 +72,12 @@ class View:
         Its memory counts, not the object: `model.to(…)` and `gradient.data = …` give the same object other memory.
         """
         own = self.parameter.grad
-        return (
-            own is not None
-            and own.data_ptr() == self.gradient.data_ptr()
-            and own.dtype is self.gradient.dtype
-        )
+        return own is not None and own.data_ptr() == self.address
+
+    @cached_property
+    def address(self) -> int:
+        """Address of the gradient in the vector."""
+        return self.gradient.data_ptr()
 
     def place_gradient(self) -> None:
         """Make the parameter's gradient the one in the vector, unless the parameter has a narrower dtype."""
@@ -88,8 +89,8 @@ class FlatParameters:
     """Moves a model's trained parameters into one vector; the model keeps working, on views of it.
 
     Args:
-        model: changed in place: its parameters that require a gradient become views. All must have one device, and
-            unless `mixed` one dtype.
+        model: model, changed in place: its parameters that require a gradient become views. All must have one device,
+            and unless `mixed` one dtype.
         bucket_bytes: smallest size of a bucket, of the first one `FIRST_BUCKET_BYTES` if that is less; a parameter is
             never cut.
         stands_for: number of true numbers for each number; more than 1 in dry runs only.
@@ -112,9 +113,9 @@ class FlatParameters:
             there. Kept by loops that users write.
         change: `(size,)`, movement of the parameters by such a loop since the last update; None: there is
             none.
-        still: whether all are zeros for good, so that they need not be written.
+        still: whether all stay zeros, so that they need not be written.
         apart: views of parameters that have memory of their own, of a narrower dtype.
-        factors: collects the factors of gradients of fully connected layers, if requested.
+        factors: collector of the factors of gradients of fully connected layers; None: not requested.
 
     Raises:
         RequestError: nothing to train, or parameters of several dtypes.
@@ -296,13 +297,14 @@ class FlatParameters:
     def gather_gradients(self) -> None:
         """Copy gradients that were replaced back into the vector: `model.zero_grad()` drops our views, for instance."""
         for view in self.views:
+            own = view.parameter.grad
             # Nearly always: autograd adds into the views, so that nothing has to be copied.
-            if view.holds_gradient():
+            if own is not None and own.data_ptr() == view.address:
                 continue
-            if view.parameter.grad is None:
+            if own is None:
                 view.gradient.zero_()
             else:
-                view.gradient.copy_(view.parameter.grad)
+                view.gradient.copy_(own)
             view.place_gradient()
 
     def spread_gradients(self) -> None:

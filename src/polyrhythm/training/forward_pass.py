@@ -45,6 +45,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyrhythm.errors import RequestError, unknown
+from polyrhythm.training.activation_checkpointing import CheckpointedBlocks
 
 _REASON_LETTERS = 160
 
@@ -56,10 +57,12 @@ class Execution:
     Attributes:
         compiled: whether full batches go through `torch.compile`.
         channels_last: whether images are held with their channels innermost.
+        checkpoints_activations: whether activations inside of blocks are computed again in the backward pass.
     """
 
     compiled: bool = False
     channels_last: bool = False
+    checkpoints_activations: bool = False
 
 
 def check_execution(
@@ -82,6 +85,9 @@ def check_execution(
     if execution.channels_last:
         with torch.random.fork_rng(devices=[]):
             _check_channels_last(make_model().eval(), torch.zeros(2, *image_shape))
+    if execution.checkpoints_activations:
+        with torch.random.fork_rng(devices=[]):
+            CheckpointedBlocks(make_model(), by_running_statistics)
     if execution.compiled:
         _check_compiler(device)
 
@@ -101,11 +107,13 @@ def forward_pass(model: nn.Module, execution: Execution) -> Forward:
         execution: execution of the network.
     """
     compiled = _compiled(model) if execution.compiled else model
+    blocks = CheckpointedBlocks(model, by_running_statistics) if execution.checkpoints_activations else None
 
     def forward(images: Tensor, full: bool) -> Tensor:
         if execution.channels_last:
             images = channels_innermost(images)
-        outputs: Tensor = (compiled if full else model)(images)
+        with nullcontext() if blocks is None else blocks.on():
+            outputs: Tensor = (compiled if full else model)(images)
         return outputs
 
     return forward
@@ -268,6 +276,15 @@ class _Probe(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Note that the gradients are finite."""
         self.stepped = True
+
+
+def use_repeatable_convolutions(device: torch.device, dtype: torch.dtype) -> None:
+    """Restrict cuDNN in this process to algorithms with the same bits in each run, on a GPU in float32.
+
+    Others add in the order in which threads finish. In 16 bits speed has precedence.
+    """
+    if device.type == "cuda" and dtype == torch.float32:
+        torch.backends.cudnn.deterministic = True
 
 
 def _able(device: torch.device) -> set[torch.dtype]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import RequestError
-from polyrhythm.training.flat_optimizer import pack_optimizer_state, unpack_optimizer_state
+from polyrhythm.training.flat_optimizer import Packed, pack_optimizer_state, unpack_optimizer_state
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer import OptimizerConfig
 
@@ -58,7 +58,7 @@ class Pass:
 
     Attributes:
         images: number of images.
-        scores: computes the network's outputs once more, (B, K) or (B, R, K), with the same random numbers.
+        scores: function that recomputes the network's outputs, (B, K) or (B, R, K), with the same random numbers.
         loss: function that returns the mean loss of outputs, ().
     """
 
@@ -83,7 +83,7 @@ class JointOptimizer(torch.optim.Optimizer):
         observes: whether it is shown forward passes.
         compares: whether it needs each worker's own gradient.
         workers: workers with data that count.
-        pass_time: lets a share of the time of a worker's step pass, where time is virtual.
+        pass_time: function that advances virtual time by a share of a worker's step time.
     """
 
     options: ClassVar[dict[str, Any]]
@@ -112,7 +112,7 @@ class JointOptimizer(torch.optim.Optimizer):
 
         Args:
             scores: outputs of the network, (B, K) or (B, R, K).
-            batch: recomputes them.
+            batch: forward pass, which can recompute the scores.
         """
 
     def note_own(self, gradients: Tensor, images: int) -> None:
@@ -180,13 +180,13 @@ class SteppedOnModel:
         assert gradient is self._flat.gradients, "gradients are those of the model"
         self.inner.update(self._flat, learning_rate)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> Packed:
         """Return all that a resumed optimizer needs, as named tensors and JSON-able facts."""
         return pack_optimizer_state(self.inner)
 
-    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def load_state(self, state: Packed) -> None:
         """Load what `state` returned."""
-        unpack_optimizer_state(self.inner, tensors, facts)
+        unpack_optimizer_state(self.inner, *state)
 
 
 def averaged(workers: Workers, parts: list[Tensor], images: int) -> tuple[list[Tensor], float]:
@@ -208,7 +208,7 @@ def averaged(workers: Workers, parts: list[Tensor], images: int) -> tuple[list[T
 
 @contextmanager
 def same_random_numbers(state: Tensor, device: torch.device) -> Iterator[None]:
-    """Draw from torch's generator of a device as it was, and leave it as it is."""
+    """Draw from the earlier state of torch's generator of a device; the present state is restored."""
     cuda = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         if cuda:

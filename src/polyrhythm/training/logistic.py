@@ -58,10 +58,10 @@ def fit(
 
     Args:
         features: (views, n, D): every image's views.
-        labels: (n,) int64.
+        labels: labels, (n,) int64.
         classes: number of classes.
         strength: strength of the penalty, above 0.
-        start: only makes it faster.
+        start: initial head, which affects the time only; None: zeros.
     """
     views, count, width = features.shape
     rows = features.reshape(views * count, width)
@@ -115,7 +115,7 @@ def choose_strength(
 
     Args:
         features: (views, n, D); the first view is the image as it is.
-        labels: (n,) int64.
+        labels: labels, (n,) int64.
         classes: number of classes.
         strengths: strengths from the strongest to the weakest.
     """

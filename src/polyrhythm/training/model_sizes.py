@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from polyrhythm.models.architectures.sizes import SizesAlone
 from polyrhythm.training.flat_parameters import FlatParameters
 
 
@@ -43,7 +44,7 @@ class PieceSize:
     operations: float
     outputs: tuple[int, ...]
     kept: int
-    normalises: bool = False
+    normalizes: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,19 +178,19 @@ def time_shares(
     spent = [
         sum(work[flat.views[position].name] for position in bucket.parameters) for bucket in flat.buckets
     ]
-    return _normalised(spent if sum(spent) > 0 else _numbers(flat))
+    return _normalized(spent if sum(spent) > 0 else _numbers(flat))
 
 
 def shares_of_numbers(model: nn.Module, flat: FlatParameters) -> tuple[float, ...]:
     """Return each bucket's share of the parameters."""
-    return _normalised(_numbers(flat))
+    return _normalized(_numbers(flat))
 
 
 def _numbers(flat: FlatParameters) -> list[int]:
     return [min(bucket.stop, flat.size) - bucket.start for bucket in flat.buckets]
 
 
-def _normalised(parts: list[float] | list[int]) -> tuple[float, ...]:
+def _normalized(parts: list[float] | list[int]) -> tuple[float, ...]:
     whole = sum(parts)
     return tuple(part / whole for part in parts)
 
@@ -208,6 +209,8 @@ def work_of_parameters(model: nn.Module, image_shape: tuple[int, int, int]) -> d
     Returns:
         Operations by the name of each trained parameter. All zero where the network cannot be run on shapes alone.
     """
+    if isinstance(model, SizesAlone):
+        return dict(model.work)
     trained = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
     work = dict.fromkeys(trained, 0.0)
     for module, operations in _own_operations(model, image_shape).items():
@@ -239,7 +242,7 @@ def _own_operations(model: nn.Module, image_shape: tuple[int, int, int]) -> Coun
 
 
 def _without_inner(counted: dict[str, int]) -> Counter[str]:
-    """Take what inner modules did off the modules around them; names then start below the model's own."""
+    """Subtract the operations of inner modules from the outer ones; names then start below the model's own."""
     own: Counter[str] = Counter()
     for name, operations in counted.items():
         if name == "Global":

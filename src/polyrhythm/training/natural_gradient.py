@@ -60,7 +60,7 @@ def natural_gradient(gradient: Tensor, rows: int, state: dict[str, Any], fisher:
 
     Args:
         gradient: gradient of a layer, of any shape, not changed.
-        rows: rows of its matrix; with 0, or if it is none, the gradient is returned unchanged.
+        rows: number of rows of the matrix; 0, or no divisor of the size: the gradient is returned unchanged.
         state: state of the layer, empty at first; changed in place.
         fisher: parameters of the estimates.
     """

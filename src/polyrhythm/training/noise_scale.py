@@ -93,6 +93,6 @@ class NoiseMeter:
             self._found = self._found.plus(compared(*own, mean_square, images))
 
     def taken(self) -> GradientNoise | None:
-        """Return what has been found since the last call; None if nothing has."""
+        """Return the measurements since the last call; None if there are none."""
         found, self._found = self._found, GradientNoise()
         return found if found.measured else None

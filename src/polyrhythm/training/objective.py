@@ -27,11 +27,11 @@ from polyrhythm.training.losses.cross_entropy import CrossEntropy
 
 @dataclass(frozen=True)
 class Teaching:
-    """Weight and softness of the teachers' targets.
+    """Weight and temperature of the teachers' targets in distillation.
 
     Attributes:
-        temperature: above 0; the higher, the more the teachers' unlikely classes count.
-        share: share of the loss that is theirs, from 0 to 1.
+        temperature: divisor of the logits, above 0; the higher, the more the teachers' unlikely classes count.
+        share: share of the distillation loss in the whole loss, from 0 to 1.
 
     Raises:
         RequestError: one is out of its range.

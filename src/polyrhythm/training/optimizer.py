@@ -36,6 +36,7 @@ class OptimizerConfig(Config):
         lr: the learning rate, before any schedule.
         weight_decay: L2: this times the parameter is added to the gradient, before anything else.
         decay_vectors: whether parameters of one dimension decay as well.
+        clip_norm: bound of the total norm of the gradients, as of `torch.nn.utils.clip_grad_norm_`; None: no bound.
     """
 
     kind: ClassVar[Callable[..., torch.optim.Optimizer]]
@@ -45,14 +46,23 @@ class OptimizerConfig(Config):
     lr: Positive
     weight_decay: NonNegative = 0.0
     decay_vectors: bool = True
+    clip_norm: Positive | None = None
 
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Make the optimizer of these parameters, or groups of them, which it changes in place at every step."""
-        return type(self).kind(self.groups(parameters), **self.model_dump(exclude={"decay_vectors"}))
+        made = self.of_groups(self.groups(parameters))
+        if self.clip_norm is not None:
+            for group in made.param_groups:
+                group["clip_norm"] = self.clip_norm  # for `OptimizerPlan.of`
+        return made
+
+    def of_groups(self, groups: list[Any]) -> torch.optim.Optimizer:
+        """Make the optimizer of parameters, or groups of them, without clipping."""
+        return type(self).kind(groups, **self.model_dump(exclude={"decay_vectors", "clip_norm"}))
 
     @property
     def follows_staleness(self) -> bool:
-        """Whether it needs the age of each gradient, as servers of `Traits.tells_staleness` know it."""
+        """Whether it needs the age of each gradient, as servers of `Traits.measures_staleness` know it."""
         return False
 
     def groups(self, parameters: Iterable[Any]) -> list[Any]:
@@ -95,7 +105,7 @@ class ParameterwiseOptimizer(torch.optim.Optimizer):
         """Take one step: change the parameters and the state in place.
 
         Args:
-            closure: evaluates the model again and returns the loss.
+            closure: function that evaluates the model again and returns the loss.
         """
         loss = None
         if closure is not None:

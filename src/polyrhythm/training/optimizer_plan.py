@@ -28,6 +28,7 @@ from polyrhythm.training.flat_optimizer import (
     KINDS,
     LAYERWISE,
     FlatOptimizer,
+    Packed,
     Span,
     check_spans,
     joined,
@@ -37,7 +38,7 @@ from polyrhythm.training.flat_optimizer import (
 from polyrhythm.training.flat_parameters import FlatParameters, shards
 from polyrhythm.training.joint_optimizer import JointOptimizer, SteppedOnModel
 
-_NOT_THE_RULE = ("params", "initial_lr", "foreach", "fused")
+_NOT_THE_RULE = ("params", "initial_lr", "foreach", "fused", "clip_norm")
 """Entries of `param_groups` that do not travel. `fused` rounds differently in a slice's tail than in its body, so
 that results would depend on where a shard is cut."""
 
@@ -50,6 +51,7 @@ class OptimizerPlan:
         kind: name of the class.
         spans: ordered, without overlap; what none covers is not trained.
         rate: learning rate of the whole vector's first span; a part keeps it, and all spans their ratio to it.
+        clip_norm: bound of the total norm of the gradients of all spans; None: no bound.
         own: the user's own object, which a user's loop steps where a worker holds the whole vector.
         joint: optimizer that uses all workers' data, for strategies of `Traits.mean_updates` alone; None:
             another kind.
@@ -58,6 +60,7 @@ class OptimizerPlan:
     kind: str
     spans: tuple[Span, ...]
     rate: float
+    clip_norm: float | None = None
     own: OwnOptimizer | None = field(default=None, compare=False, repr=False)
     joint: SteppedOnModel | None = field(default=None, compare=False, repr=False)
 
@@ -76,7 +79,12 @@ class OptimizerPlan:
             RequestError: its class cannot run on a slice, or it trains parameters outside the vector.
         """
         kind = type(optimizer).__name__
+        clip_norm = optimizer.param_groups[0].get("clip_norm")
         if isinstance(optimizer, JointOptimizer) and not keeps:
+            if clip_norm is not None:
+                raise RequestError(
+                    f"{kind} has a bound of its steps of its own: leave clip_norm out, or use sgd"
+                )
             first = min(flat.views, key=lambda view: view.start).parameter
             rate = next(
                 group["lr"]
@@ -86,7 +94,8 @@ class OptimizerPlan:
             return cls(kind, (), float(rate), joint=SteppedOnModel(optimizer, flat))
         if KINDS.get(kind) is not type(optimizer):
             if keeps:
-                return cls(kind, (), float(optimizer.param_groups[0]["lr"]), OwnOptimizer(optimizer, flat))
+                rate = float(optimizer.param_groups[0]["lr"])
+                return cls(kind, (), rate, own=OwnOptimizer(optimizer, flat))
             raise _not_on_slices(kind)
         places = {view.parameter: (view.start, view.stop) for view in flat.views}
         spans = []
@@ -106,7 +115,7 @@ class OptimizerPlan:
         if kind in ELEMENTWISE:
             ordered = joined(ordered)
         own = OwnOptimizer(optimizer, flat) if keeps else None
-        return cls(kind, ordered, float(ordered[0].options["lr"]), own)
+        return cls(kind, ordered, float(ordered[0].options["lr"]), clip_norm, own)
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> OptimizerPlan:
@@ -120,11 +129,14 @@ class OptimizerPlan:
                 Span(span["start"], span["stop"], dict(span["options"])) for span in record["spans"]
             )
             kind, rate = record["kind"], float(record["rate"])
+            clip_norm = None if record.get("clip_norm") is None else float(record["clip_norm"])
         except (KeyError, TypeError, ValueError, OverflowError):
             raise RequestError("an optimizer plan lacks its kind, spans or rate") from None
         if not isinstance(kind, str) or kind not in KINDS:
             raise RequestError(f"an optimizer plan names {kind!r:.80}, which is none of ours")
-        plan = cls(kind, spans, rate)
+        if clip_norm is not None and not 0 < clip_norm <= float_info.max:
+            raise RequestError("the clip_norm of an optimizer plan must be a number above 0")
+        plan = cls(kind, spans, rate, clip_norm)
         check_spans(spans)
         _try_out(plan)
         return plan
@@ -132,14 +144,18 @@ class OptimizerPlan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON-able dict."""
         spans = [{"start": span.start, "stop": span.stop, "options": span.options} for span in self.spans]
-        return {"kind": self.kind, "spans": spans, "rate": self.rate}
+        record = {"kind": self.kind, "spans": spans, "rate": self.rate}
+        return record if self.clip_norm is None else record | {"clip_norm": self.clip_norm}
 
     def part(self, start: int, stop: int) -> OptimizerPlan:
         """Return the plan of the slice `[start, stop)`, counted from its own start.
 
         Raises:
-            RequestError: the optimizer looks at whole layers, and the slice cuts one.
+            RequestError: the optimizer looks at whole layers, and the slice cuts one; or gradients are clipped, and the
+                slice has not all of them.
         """
+        if self.clip_norm is not None and any(span.start < start or stop < span.stop for span in self.spans):
+            raise clips_parts()
         touched = [span for span in self.spans if span.start < stop and span.stop > start]
         cut = any(span.start < start or span.stop > stop for span in touched)
         if cut and self.kind in LAYERWISE:
@@ -151,7 +167,7 @@ class OptimizerPlan:
             Span(max(span.start, start) - start, min(span.stop, stop) - start, span.options)
             for span in touched
         ]
-        return OptimizerPlan(self.kind, tuple(inside), self.rate)
+        return replace(self, spans=tuple(inside), own=None, joint=None)
 
     def without(self, places: Iterable[tuple[int, int]]) -> OptimizerPlan:
         """Return the plan of a step in which some parameters, given by start and stop, are not trained."""
@@ -167,7 +183,7 @@ class OptimizerPlan:
                 if stop < span.stop:
                     cut.append(Span(stop, span.stop, span.options))
             spans = cut
-        return OptimizerPlan(self.kind, tuple(spans), self.rate)
+        return replace(self, spans=tuple(spans), own=None, joint=None)
 
     def united(self, others: Sequence[OptimizerPlan]) -> OptimizerPlan:
         """Return the plan that trains what this one or another does, each with the options of the first that does."""
@@ -180,9 +196,8 @@ class OptimizerPlan:
             )
             if (first := next(found, None)) is not None:
                 spans.append(Span(start, stop, first.options))
-        return OptimizerPlan(
-            self.kind, joined(spans) if self.kind in ELEMENTWISE else tuple(spans), self.rate
-        )
+        whole = joined(spans) if self.kind in ELEMENTWISE else tuple(spans)
+        return replace(self, spans=whole, own=None, joint=None)
 
     def whole(self, vector: Tensor) -> FlatOptimizer | OwnOptimizer:
         """Return the user's own optimizer of the model's flat vector, or make one of its kind."""
@@ -202,7 +217,7 @@ class OptimizerPlan:
         """
         if self.kind not in KINDS:
             raise _not_on_slices(self.kind)
-        return FlatOptimizer(self.kind, self.spans, self.rate, vector)
+        return FlatOptimizer(self.kind, self.spans, self.rate, vector, self.clip_norm)
 
 
 def update_as(
@@ -230,6 +245,14 @@ def _not_on_slices(kind: str) -> RequestError:
     )
 
 
+def clips_parts() -> RequestError:
+    """Return the refusal of `clip_norm` where each update has a part of the gradients."""
+    return RequestError(
+        "clip_norm needs the norm of all gradients, and each update has a part of them here: use one server, or a "
+        "strategy with workers that update the whole model, such as synchronous"
+    )
+
+
 class OwnOptimizer:
     """The user's own optimizer object, on a model's parameters, which are views of the flat vector.
 
@@ -243,8 +266,8 @@ class OwnOptimizer:
     Attributes:
         inner: the optimizer.
         asks_for_closure: whether its steps need one, as those of LBFGS.
-        closure: evaluates the model, for the next step of an optimizer that asks for it.
-        step_of_inner: takes the next step in place of the optimizer's `step`; None: that does.
+        closure: function that evaluates the model, for the next step of an optimizer that needs it.
+        step_of_inner: function that takes the next step instead of the optimizer's `step`; None: `step` is used.
         loss: result of such a step.
     """
 
@@ -283,20 +306,19 @@ class OwnOptimizer:
                 view.place_gradient()
         self._flat.gather_parameters()
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> Packed:
         """Return all that a resumed optimizer needs, as named tensors and JSON-able facts."""
         return pack_optimizer_state(self.inner)
 
-    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def load_state(self, state: Packed) -> None:
         """Load what `state` returned, or a `FlatOptimizer` of the same plan, as users' loops saved it before."""
+        tensors, facts = state
         groups = self.inner.param_groups
         if facts and facts["shapes"] != [[list(each.shape) for each in group["params"]] for group in groups]:
             tensors, facts = self._by_parameter(tensors, facts)
         unpack_optimizer_state(self.inner, tensors, facts)
 
-    def _by_parameter(
-        self, tensors: dict[str, Tensor], facts: dict[str, Any]
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _by_parameter(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Packed:
         """Return the state of spans as that of the parameters in them; as it is, where they are not in these."""
         groups = [group["params"] for group in self.inner.param_groups]
         known = {id(each) for group in groups for each in group}
@@ -440,7 +462,7 @@ def _try_out(plan: OptimizerPlan) -> None:
             raise RequestError("an optimizer plan holds options that do not travel")
         try:
             vector = torch.zeros(2)
-            optimizer = OptimizerPlan(plan.kind, (Span(0, 2, span.options),), plan.rate).build(vector)
+            optimizer = replace(plan, spans=(Span(0, 2, span.options),)).build(vector)
             for _ in range(2):
                 optimizer.step(torch.ones(2), plan.rate)
         except Exception as error:  # torch has many exceptions for invalid options
@@ -482,8 +504,8 @@ class SlicedOptimizer:
         """
         self.parts[number].step(gradient, learning_rate)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what the optimizer of the whole vector would give."""
+    def state(self) -> Packed:
+        """Return the state that the optimizer of the whole vector would have."""
         for whole, parts in self._pairs():
             states = [optimizer.state.get(parameter, {}) for optimizer, _, parameter in parts]
             optimizer, group, parameter = whole
@@ -499,9 +521,9 @@ class SlicedOptimizer:
         self._forget_whole()
         return saved
 
-    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def load_state(self, saved: Packed) -> None:
         """Load what `state` returned, however it was cut then."""
-        self._whole.load_state(tensors, facts)
+        self._whole.load_state(saved)
         for (optimizer, group, parameter), parts in self._pairs():
             state, start = optimizer.state.get(parameter, {}), 0
             for inner, inner_group, piece in parts:
@@ -514,26 +536,10 @@ class SlicedOptimizer:
                 start = place.stop
         self._forget_whole()
 
-    def pieces(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the state slice by slice, as needed where some have been updated once more than others."""
-        states = [part.state() for part in self.parts]
-        tensors = {
-            f"{number}.{name}": value
-            for number, (named, _) in enumerate(states)
-            for name, value in named.items()
-        }
-        return tensors, {"slices": [facts for _, facts in states]}
-
-    def load_pieces(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Load what `pieces` returned, of the same slices."""
-        for number, part in enumerate(self.parts):
-            prefix = f"{number}."
-            named = {
-                name.removeprefix(prefix): value.clone()
-                for name, value in tensors.items()
-                if name.startswith(prefix)
-            }
-            part.load_state(named, facts["slices"][number])
+    @property
+    def pieces(self) -> Pieces:
+        """State slice by slice, as needed where some have been updated once more than others."""
+        return Pieces(self.parts)
 
     def _forget_whole(self) -> None:
         if self._whole.inner is not None:
@@ -551,6 +557,32 @@ class SlicedOptimizer:
 
 
 _Place = tuple[torch.optim.Optimizer, _Group, nn.Parameter]
+
+
+class Pieces:
+    """State of several optimizers, each by itself."""
+
+    def __init__(self, parts: Sequence[FlatOptimizer]) -> None:
+        self._parts = parts
+
+    def state(self) -> Packed:
+        """Return the states of all."""
+        states = [part.state() for part in self._parts]
+        tensors = {
+            f"{at}.{name}": value for at, (named, _) in enumerate(states) for name, value in named.items()
+        }
+        return tensors, {"slices": [facts for _, facts in states]}
+
+    def load_state(self, state: Packed) -> None:
+        """Load what `state` returned, of the same slices."""
+        tensors, facts = state
+        for at, part in enumerate(self._parts):
+            own = {
+                name.removeprefix(f"{at}."): value.clone()
+                for name, value in tensors.items()
+                if name.startswith(f"{at}.")
+            }
+            part.load_state((own, facts["slices"][at]))
 
 
 def _places(optimizer: torch.optim.Optimizer | None) -> Iterator[_Place]:

@@ -19,10 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.flat_optimizer import Packed, Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
-
-Packed = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def recut_optimizer(

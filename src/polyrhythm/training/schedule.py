@@ -97,7 +97,7 @@ class Schedule(Config, ABC):
     reference_batch: Count | None = None
 
     def factor(self, step: int, run: RunLength) -> float:
-        """Return what the base learning rate is multiplied by.
+        """Return the factor of the base learning rate.
 
         Args:
             step: steps that the worker has done before this one.
@@ -109,7 +109,7 @@ class Schedule(Config, ABC):
         return self.factor_at(run.nominal(step), run)
 
     def factor_at(self, place: float, run: RunLength) -> float:
-        """Return what the base learning rate is multiplied by at a place of the run.
+        """Return the factor of the base learning rate at a position in the run.
 
         Args:
             place: position in the run, in steps of all workers as if all epochs were as long as the first.
@@ -149,7 +149,7 @@ class BatchSchedule(Config, ABC):
 
     @abstractmethod
     def factor(self, epoch: int, epochs: int) -> int:
-        """Return what the first epoch's batch size is multiplied by.
+        """Return the factor of the first epoch's batch size.
 
         Args:
             epoch: epoch from 0.
@@ -157,7 +157,7 @@ class BatchSchedule(Config, ABC):
         """
 
     def rate_factor(self, epoch: int, epochs: int) -> float:
-        """Return what the learning rate is multiplied by in addition to its own schedule.
+        """Return the factor of the learning rate in addition to its own schedule.
 
         Args:
             epoch: epoch from 0.
@@ -176,5 +176,5 @@ class SizeSchedule(Config, ABC):
         Args:
             epoch: epoch from 0.
             epochs: epochs of the run.
-            image_size: image size of the images that the network is tested on.
+            image_size: pixels a side of the test images.
         """

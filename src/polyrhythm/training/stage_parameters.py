@@ -16,11 +16,11 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.training.flat_optimizer import ELEMENTWISE, Span, joined
-from polyrhythm.training.flat_parameters import FlatParameters, View
+from polyrhythm.training.flat_optimizer import ELEMENTWISE, Packed, Span, joined
+from polyrhythm.training.flat_parameters import TAIL, FlatParameters, View
 from polyrhythm.training.memory import return_freed
 from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizer_state import Packed, recut_optimizer
+from polyrhythm.training.optimizer_state import recut_optimizer
 
 
 class WeightVersions:
@@ -91,7 +91,7 @@ def hold(
 
     Args:
         model: model on the meta device.
-        parameters: parameters that get memory.
+        parameters: parameters to allocate.
         device: device of the memory.
 
     Returns:
@@ -122,6 +122,7 @@ class StageParameters:
         owned: parameters of each rank of the pipeline in the whole vector.
         rank: rank of this worker.
         device: device of the stage.
+        gradients: whether its gradients get memory now; else by `allocate_gradients`.
 
     Attributes:
         flat: the stage's; the whole network's, where there is one rank.
@@ -134,6 +135,8 @@ class StageParameters:
         owned: Sequence[Sequence[View]],
         rank: int = 0,
         device: torch.device | None = None,
+        *,
+        gradients: bool = True,
     ) -> None:
         self._whole = whole
         self._released, self._frees = False, len(owned) > 1
@@ -143,7 +146,8 @@ class StageParameters:
         if len(owned) > 1:
             views = sorted(owned[rank], key=lambda view: view.start)
             like = torch.empty(1, dtype=whole.vector.dtype, device=device or whole.vector.device)
-            self.flat = FlatParameters(_held([view.parameter for view in views], like))
+            held = _held([view.parameter for view in views], like)
+            self.flat = FlatParameters(held, elsewhere=not gradients)
 
     @classmethod
     def of_sizes(cls, whole: FlatParameters, numbers: Sequence[int], rank: int) -> StageParameters:
@@ -151,7 +155,7 @@ class StageParameters:
 
         Args:
             whole: proxy of the network.
-            numbers: numbers that each rank's stages have, which `whole` stands for.
+            numbers: number of values of each rank's stages, represented by `whole`.
             rank: rank of this worker.
         """
         made = cls(whole, [whole.views])
@@ -165,6 +169,30 @@ class StageParameters:
             held = _held(parameters, whole.vector)
             made.flat = type(whole)(held, bucket_bytes=0, stands_for=whole.stands_for)
         return made
+
+    @classmethod
+    def in_place(cls, whole: FlatParameters, pieces: Sequence[Sequence[slice]], rank: int) -> StageParameters:
+        """Return those of a worker that holds the whole vector and trains its pieces in it, as in a dry run.
+
+        Args:
+            whole: the network's parameters.
+            pieces: pieces of each rank.
+            rank: rank of this worker.
+        """
+        made = cls(whole, [whole.views])
+        made.pieces = [_joined(each) for each in pieces]
+        made._own = made.pieces[rank]
+        return made
+
+    def place_of(self, piece: slice) -> slice:
+        """Return the place in the stage's vector of a slice of the whole one that lies in one of the own pieces."""
+        if self.flat is self._whole:
+            return piece
+        for own, place in self._places():
+            if own.start <= piece.start and piece.stop <= own.stop:
+                offset = place.start - own.start
+                return slice(piece.start + offset, piece.stop + offset)
+        raise ValueError(f"elements {piece.start} to {piece.stop} are not of this rank")
 
     def release(self) -> None:
         """Free the whole network's memory, which is unused while stages train."""
@@ -182,6 +210,30 @@ class StageParameters:
             for piece, place in self._places():
                 self._whole.vector[piece].copy_(self.flat.vector[place])
 
+    def allocate_gradients(self) -> None:
+        """Get memory for the stage's gradients, zero, if there is none yet."""
+        if not len(self.flat.gradients):
+            self.flat.renew_gradients(self.flat.vector.new_zeros(self.flat.size + TAIL))
+
+    def suspend(self) -> None:
+        """Free the stage's own memory, with gradients of zero, while the whole network has its parameters."""
+        if self.flat is not self._whole:
+            for view, place in self._places_of_views():
+                view.parameter.data = self._whole.vector[place].view(view.parameter.shape)
+            for memory in (self.flat.vector_and_tail, self.flat.gradients_and_tail):
+                memory.untyped_storage().resize_(0)
+
+    def resume(self) -> None:
+        """Get it back, with the parameters of the whole network and gradients of zero."""
+        if self.flat is not self._whole:
+            for memory in (self.flat.vector_and_tail, self.flat.gradients_and_tail):
+                memory.untyped_storage().resize_(memory.nbytes)
+                memory.zero_()
+            self.take()
+            for view, _ in self._places_of_views():
+                own = self.flat.vector[view.start : view.stop]
+                view.parameter.data = own.view(view.parameter.shape)
+
     def of_rank(self, rank: int) -> list[Tensor]:
         """Return the pieces of the whole vector that are of a rank's stages."""
         return [self._whole.vector[piece] for piece in self.pieces[rank]]
@@ -189,7 +241,7 @@ class StageParameters:
     def own(self) -> list[Tensor]:
         """Return the same pieces of this worker's stages, as they are trained."""
         if self.flat is self._whole:
-            return [self._whole.vector]
+            return [self._whole.vector[piece] for piece in self._own]
         return [self.flat.vector[place] for _, place in self._places()]
 
     def take(self) -> None:
@@ -232,6 +284,14 @@ class StageParameters:
             slice(0, size),
         )
 
+    def _places_of_views(self) -> Iterator[tuple[View, slice]]:
+        """Yield the stage's views, each with its place in the whole vector."""
+        for piece, place in self._places():
+            for view in self.flat.views:
+                if place.start <= view.start and view.stop <= place.stop:
+                    offset = piece.start - place.start
+                    yield view, slice(view.start + offset, view.stop + offset)
+
     def _places(self) -> list[tuple[slice, slice]]:
         return _paired(self._own)
 
@@ -254,12 +314,17 @@ def _held(parameters: Sequence[nn.Parameter], like: Tensor) -> nn.Module:
 
 def _slices(views: Sequence[View]) -> list[slice]:
     """Return the pieces of the vector that these parameters are, neighbors together."""
+    return _joined([slice(view.start, view.stop) for view in views])
+
+
+def _joined(pieces: Sequence[slice]) -> list[slice]:
+    """Return pieces in their order, neighbors together."""
     found: list[slice] = []
-    for view in sorted(views, key=lambda view: view.start):
-        if found and found[-1].stop == view.start:
-            found[-1] = slice(found[-1].start, view.stop)
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        if found and found[-1].stop == piece.start:
+            found[-1] = slice(found[-1].start, piece.stop)
         else:
-            found.append(slice(view.start, view.stop))
+            found.append(piece)
     return found
 
 

@@ -101,7 +101,7 @@ def general(
 
 @singledispatch
 def invariants_for(strategy: Strategy, conditions: Conditions) -> list[Invariant]:
-    """Return what must hold after every event of a run of this strategy.
+    """Return the invariants that hold after every event of a run of this strategy.
 
     Args:
         strategy: strategy of the run.
@@ -230,7 +230,7 @@ class LateReplicas(Invariant):
     def stepped(self, event: Stepped) -> None:
         there = event.regrouped if event.regrouped is not None else dict.fromkeys(self._workers, 0)
         view = event.view, tuple(there)
-        self._go_to(event, set(there.items()), view)
+        self._advance_to(event, set(there.items()), view)
         taken = self._steps[-1]
         taken.finishers.add((event.rank, there.get(event.rank, 0)))
         known = taken.by_view.setdefault(view, event.vector.clone())
@@ -240,7 +240,7 @@ class LateReplicas(Invariant):
             own = [self._update(event.step, view)] if len(view[1]) == 1 or self._at_once else []
             self._compare(event, taken.before, [*self._updates(event.step, taken, view), *own])
 
-    def _go_to(self, event: Stepped, there: set[tuple[int, int]], view: _Membership) -> None:
+    def _advance_to(self, event: Stepped, there: set[tuple[int, int]], view: _Membership) -> None:
         """Make the event's step the latest one; it is the next, or one beyond which only lost workers had got."""
         latest = len(self._steps) - 1
         if event.step == latest + 1:
@@ -395,7 +395,7 @@ class LocalModels(Invariant):
             return
         model = self._models[event.rank]
         if event.generation != model.generation:
-            model = self._came(event)
+            model = self._enter_replacement(event)
         elif model.at < self._met < event.step:  # the mean broke for this worker, and was handed on to it
             model.vector, model.at, model.counts = self._outcome, self._met, True
         if self._meet(event.step):
@@ -405,7 +405,7 @@ class LocalModels(Invariant):
             self._compare(event, [self._stepped_on(model.vector, event.rank, event.step)])
         model.vector, model.at = event.vector.clone(), event.step
 
-    def _came(self, event: Stepped) -> _Model:
+    def _enter_replacement(self, event: Stepped) -> _Model:
         """Enter a replacement: it holds the last mean at the beginning of a round, else a model of another worker."""
         first = self._met == event.step - 1 and not self._meet(event.step)
         model = _Model(self._outcome, event.generation, event.step - 1 if first else _NEVER, first)
@@ -486,14 +486,14 @@ class Elastic(Invariant):
         self._gradient = conditions.gradient if plain else None
         self._workers = roles.workers
         self._shards = dict(zip(roles.servers, shards(conditions.numbers, len(roles.servers)), strict=True))
-        self._centre: dict[int, Tensor] = {}
+        self._center: dict[int, Tensor] = {}
         self._offered: dict[tuple[int, int], Tensor] = {}
         self._own = {rank: torch.zeros(conditions.numbers) for rank in roles.workers}
         self._parting: defaultdict[int, set[int]] = defaultdict(set)
         self._generation: dict[tuple[int, int], int] = {}
 
     def delivered(self, event: Delivered) -> None:
-        """Note what a worker offers, begins with, and is given."""
+        """Record the vector that a worker sends, its initial one, and the one that it receives."""
         tensor = event.message.tensor
         if tensor is None or tensor.dtype == torch.uint8:
             return
@@ -512,7 +512,7 @@ class Elastic(Invariant):
         """Compute every difference, and move the center."""
         message, server = event.message, event.server
         if message is not None and message.kind is Kind.PARAMETERS:
-            self._centre[server] = self._offered[server, event.source].clone()
+            self._center[server] = self._offered[server, event.source].clone()
         if message is not None and message.kind is Kind.LEAVE and message.tensor is not None:
             self._parting[server].add(event.source)
         given = {to: reply.tensor for to, reply in event.replies if reply.kind is Kind.DIFFERENCE}
@@ -521,12 +521,12 @@ class Elastic(Invariant):
         for to, reply in event.replies:
             if reply.kind is Kind.PARAMETERS and reply.tensor is not None:
                 self._compare(
-                    server, event.time_s, f"the center for rank {to}", (self._centre[server], reply.tensor)
+                    server, event.time_s, f"the center for rank {to}", (self._center[server], reply.tensor)
                 )
 
     def _move(self, event: Handled, given: dict[int, Tensor | None]) -> None:
         """Add the differences of all exchanging workers, in the order of their ranks."""
-        before = self._centre[event.server].clone()
+        before = self._center[event.server].clone()
         for rank in sorted(given.keys() | self._parting.pop(event.server, set())):
             difference = (self._offered[event.server, rank] - before) * self._alpha
             found = given.get(rank)
@@ -537,7 +537,7 @@ class Elastic(Invariant):
                     f"the difference for rank {rank}",
                     (difference * self._pull, found),
                 )
-            self._centre[event.server] += difference
+            self._center[event.server] += difference
 
     def stepped(self, event: Stepped) -> None:
         if self._gradient is None:
@@ -686,9 +686,9 @@ class Sites(Invariant):
         self._asleep: set[int] = set()
         self._unawaited: set[tuple[int, int]] = set()
         """Pairs of servers: the first has been notified that all workers of the second are lost, and nothing since."""
-        self._let_on: Counter[int] = Counter()
+        self._released_to: Counter[int] = Counter()
         """Round up to which a server's workers did not have to wait for another site without workers."""
-        self._come: Counter[tuple[int, int]] = Counter()
+        self._steps_pushed: Counter[tuple[int, int]] = Counter()
         self._held: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         """Unapplied gradients of each server, as pairs of pusher and step."""
         self._sum = torch.zeros(conditions.numbers)
@@ -698,18 +698,18 @@ class Sites(Invariant):
         """Follow which workers are there and what they push, book a round, and note what is answered."""
         server = event.server
         if event.source not in self._workers:
-            self._hear(event)
+            self._on_delivery(event)
         else:
             self._follow(event)
             if event.version != event.version_before:
                 self._book(server)
-        told = [
+        stated = [
             reply.version
             for to, reply in event.replies
             if to in self._place and reply.kind is Kind.DIFFERENCE
         ]
-        if told and event.source in self._workers:
-            self._tick(event, told[0])
+        if stated and event.source in self._workers:
+            self._tick(event, stated[0])
         if not self._present[server]:
             self._asleep.add(server)  # after a round that the loss of its last worker has ended
         for to, reply in event.replies:
@@ -721,19 +721,19 @@ class Sites(Invariant):
         server, source, message = event.server, event.source, event.message
         if message is None or (message.kind is Kind.LEAVE and not message.stop):
             self._present[server].discard(source)
-        elif message.kind is Kind.PUSH and message.step >= self._come[server, source]:
-            self._come[server, source] = message.step + 1
+        elif message.kind is Kind.PUSH and message.step >= self._steps_pushed[server, source]:
+            self._steps_pushed[server, source] = message.step + 1
             if message.weight > 0:
                 self._held[server].append((source, message.step))
 
-    def _hear(self, event: Handled) -> None:
+    def _on_delivery(self, event: Handled) -> None:
         message, pair = event.message, (event.server, event.source)
         if message is not None and message.kind is Kind.ANNOUNCE and message.stop:
             self._unawaited.add(pair)
         elif message is not None and message.kind is Kind.DIFFERENCE and pair in self._unawaited:
             self._unawaited.discard(pair)
             # Its workers may be in progress already.
-            self._let_on[event.server] = self._clocks[event.server] + 1
+            self._released_to[event.server] = self._clocks[event.server] + 1
 
     def _book(self, server: int) -> None:
         held = self._held.pop(server, [])
@@ -760,7 +760,7 @@ class Sites(Invariant):
         same = [rank for rank, (_, where) in self._place.items() if where == cut and self._trains(rank)]
         others = [rank for rank in same if (server, rank) not in self._unawaited]
         slowest = min((self._clocks[rank] for rank in others), default=clock)
-        if clock - slowest > self._lag + 1 and clock > self._let_on[server]:
+        if clock - slowest > self._lag + 1 and clock > self._released_to[server]:
             raise Violation(
                 f"rounds of site {site}",
                 server,
@@ -830,7 +830,7 @@ class OfMembers(Filter):
 class OfGroups(Filter):
     """Show another invariant each group as one pusher, under the rank of its first member.
 
-    Of the losses, only that of the member that speaks for its group is a loss of the pusher. A group survives if any
+    Only the failure of the member that sends for its group is a failure of the pusher. A group survives if any
     member does.
 
     Args:
@@ -939,7 +939,7 @@ def of_rounds(conditions: Conditions, steps: int) -> Conditions:
 
 
 class InRounds(Filter):
-    """Show another invariant rounds as steps; servers hear of rounds only anyway.
+    """Show another invariant rounds as steps; servers receive rounds only.
 
     Args:
         inner: the other invariant.
@@ -1008,7 +1008,7 @@ def _(strategy: Hierarchical, conditions: Conditions) -> list[Invariant]:
     roles, levels = conditions.roles, Levels.of(conditions.roles, strategy.groups)
     traits, faults = strategy.traits(len(roles.workers)), strategy.faults(len(roles.workers))
     counted = not conditions.units
-    steps = EveryStep(roles.workers, leaves_out=traits.skips_steps, skips=faults.goes_on, counted=counted)
+    steps = EveryStep(roles.workers, leaves_out=traits.skips_steps, skips=faults.continues, counted=counted)
     groups = [members for members in levels.groups if members]
     found = general(strategy, conditions, [steps])
     found.append(Replicas(replace(conditions, gradient=None), groups, alone=False))

@@ -147,19 +147,19 @@ class EveryStep(Invariant):
         """Continue at the group's progress, which is never behind that of its members."""
         if not self._apart:
             return
-        told, lost = event.steps[event.rank], event.members[event.rank] - self._generations[event.rank]
-        if told < self._reached[event.rank] and not (lost or self._leaves_out):
+        reached, lost = event.steps[event.rank], event.members[event.rank] - self._generations[event.rank]
+        if reached < self._reached[event.rank] and not (lost or self._leaves_out):
             raise Violation(
                 "steps that a group has done",
                 event.rank,
                 event.time_s,
                 expected=f"at least {self._reached[event.rank]}",
-                found=told,
+                found=reached,
             )
-        self._reached[event.rank], self._generations[event.rank] = told, event.members[event.rank]
+        self._reached[event.rank], self._generations[event.rank] = reached, event.members[event.rank]
 
     def ended(self, event: Ended) -> None:
-        """Where workers regroup, it is enough that one of them has taken the last step."""
+        """One worker that has taken the last step is enough where workers regroup."""
         if self._leaves_out or not self._counted:
             return
         missed = {rank: event.steps - self._reached[rank] for rank in event.survivors}
@@ -248,7 +248,7 @@ class Meetings(Filter):
 
 
 class Undisturbed(Filter):
-    """Pass on only what happens before workers regroup for the first time, or a server hears of a loss.
+    """Forward only events before workers regroup for the first time, or a server is notified of a failure.
 
     Args:
         inner: the other invariant, which looks at steps, and at servers.

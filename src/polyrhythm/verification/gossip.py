@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind
-from polyrhythm.strategies.gossip.mixing.turns import made_anew
+from polyrhythm.strategies.gossip.mixing.turns import made_again
 from polyrhythm.strategies.gossip.pairing.keeper import Place, place_of
 from polyrhythm.strategies.topology import Topology
 from polyrhythm.verification.invariant import (
@@ -169,7 +169,7 @@ class MatrixMixing(Invariant):
     Args:
         conditions: conditions of the run; without known gradients nothing is checked.
         topology: topology of the mixing.
-        check: raises `RequestError` for a number of workers that the topology does not allow.
+        check: function that raises `RequestError` for a number of workers that the topology does not allow.
         gradient_first: whether gradients are applied before mixing, and parameters divided by their mass.
         delay: steps after which a sent share is taken, with gradients first.
     """
@@ -218,19 +218,19 @@ class MatrixMixing(Invariant):
         if self._gradient is None:
             return
         if event.members != self._view.members or event.rank in self._view.begun:
-            self._view = self._begun_anew(event)
+            self._view = self._begun_again(event)
         self._view.begun[event.rank] = self._view.rule.places[list(event.members).index(event.rank)].step
         values, _ = self._view.rule.held(0, 0, self._gradient)
         if not _near(values, event.vector) and len(self._view.begun) > 1:
             self._refuse(event, "the point at which the others begin")
 
-    def _begun_anew(self, event: Regrouped) -> _View:
+    def _begun_again(self, event: Regrouped) -> _View:
         shares = {rank: list(self._shares(rank, event.members[rank])) for rank in event.members}
         bringing = {rank: found for rank, found in shares.items() if found}
         tried = islice(product(*bringing.values()), _MOST_TRIED) if bringing else ()
         chosen = next((each for each in tried if _is_mean(each, event.vector)), None)
         certain = any(all(float(share.mass) for share in found) for found in bringing.values())
-        if chosen is None and (certain or not self._was_handed_on(event.vector)):
+        if chosen is None and (certain or not self._was_passed_on(event.vector)):
             self._refuse(event, "the mean of the remaining workers, weighted by their masses")
         bring = zip(bringing, chosen, strict=True) if chosen is not None else ()
         learned = {rank: share.learned for rank, share in bring}
@@ -240,7 +240,7 @@ class MatrixMixing(Invariant):
         ]
         return _View(dict(event.members), self._rule(places, event.vector), before=shares)
 
-    def _was_handed_on(self, point: Tensor) -> bool:
+    def _was_passed_on(self, point: Tensor) -> bool:
         """Return whether one of the members, which are all lost, may have held this."""
         members = self._view.members.items()
         return any(_is_mean((share,), point) for lost in members for share in self._shares(*lost))
@@ -268,7 +268,7 @@ class MatrixMixing(Invariant):
 
     def _rule(self, places: list[Start], point: Tensor) -> RuleOfTurns:
         peers = len(places)
-        topology = made_anew(self._topology, self._check, peers)
+        topology = made_again(self._topology, self._check, peers)
         matrices = [topology.matrix(peers, turn) for turn in range(topology.period(peers))]
         return RuleOfTurns(places, matrices, point, gradient_first=self._first, delay=self._delay)
 
@@ -291,14 +291,14 @@ def _near(expected: Tensor, found: Tensor) -> bool:
     return _away(expected, found) <= _TOLERANCE * (1 + float(expected.abs().max()))
 
 
-_Who = tuple[int, int]
+_Source = tuple[int, int]
 """A rank and its generation."""
 """Tolerance of sums in float32, relative to the largest number; a lost or doubled gradient exceeds it by far."""
 
 
 @dataclass(frozen=True)
 class _Question:
-    to: _Who
+    to: _Source
     values: Tensor
 
 
@@ -331,8 +331,8 @@ class Exchanges(Invariant):
         self._workers = workers
         self._gradient = conditions.gradient
         self._numbers = conditions.numbers
-        self._open: dict[_Who, list[_Question]] = {}
-        self._known: dict[_Who, _Known] = {}
+        self._open: dict[_Source, list[_Question]] = {}
+        self._known: dict[_Source, _Known] = {}
         self._latest = dict.fromkeys(workers, 0)
 
     def delivered(self, event: Delivered) -> None:
@@ -341,13 +341,13 @@ class Exchanges(Invariant):
         if event.source == event.to or event.message.kind not in (Kind.VECTOR, Kind.DIFFERENCE):
             return
         if event.message.kind is Kind.VECTOR:
-            self._asked(event)
+            self._check_question(event)
         else:
             self._answered(event)
 
-    def _asked(self, event: Delivered) -> None:
+    def _check_question(self, event: Delivered) -> None:
         place: Place = self._places[event.source]
-        who = event.source, event.source_generation
+        speaker = event.source, event.source_generation
         if not place.active or event.to not in place.partners:
             raise Violation(
                 f"a question to rank {event.to}",
@@ -358,7 +358,7 @@ class Exchanges(Invariant):
             )
         assert event.message.tensor is not None, "a request contains parameters"
         question = _Question((event.to, event.to_generation), event.message.tensor.double())
-        self._open.setdefault(who, []).append(question)
+        self._open.setdefault(speaker, []).append(question)
 
     def _answered(self, event: Delivered) -> None:
         asker = event.to, event.to_generation
@@ -418,11 +418,11 @@ class Exchanges(Invariant):
                     found="none",
                 )
 
-    def _of(self, who: _Who) -> _Known:
-        if who not in self._known:
-            # The first of a rank begins with zeros; a replacement with what its first step shows.
-            self._known[who] = _Known(torch.zeros(self._numbers).double() if who[1] == 0 else None)
-        return self._known[who]
+    def _of(self, speaker: _Source) -> _Known:
+        if speaker not in self._known:
+            # The first process of a rank begins with zeros; a replacement with the values that its first step shows.
+            self._known[speaker] = _Known(torch.zeros(self._numbers).double() if speaker[1] == 0 else None)
+        return self._known[speaker]
 
     def _gradients(self, rank: int, from_step: int, to_step: int) -> Tensor:
         assert self._gradient is not None

@@ -191,7 +191,7 @@ class Invariant:
 
 
 def agreement(roles: RoleAssignment) -> Callable[[Entry, float], bool]:
-    """Return what compares the replicas of each shard after each of its entries; all that a checkpoint holds counts.
+    """Return a function that compares the replicas of a shard after each entry, in everything that a checkpoint holds.
 
     It takes an entry and the time, returns whether this is the entry's first report, and raises `Violation` if another
     server of the shard was not the same after it.
@@ -266,16 +266,16 @@ class Watch:
         survivors = tuple(rank for rank in self._roles.workers if self._ranks()[rank].alive)
         taken = {rank: self._steps.get(rank, 0) for rank in self._roles.workers} if drawn else None
         event = Ended(self._now(), steps, survivors, self._generations(survivors), taken)
-        for tell in self._on_end:
-            tell(event)
+        for notify in self._on_end:
+            notify(event)
 
     def delivered(self, parcel: Parcel) -> None:
         """Note that a message has arrived."""
         source, to = parcel.source, parcel.to
         ends = source.rank, source.generation, to.rank, to.generation
         event = Delivered(self._now(), *ends, parcel.message, parcel.context)
-        for tell in self._on_delivered:
-            tell(event)
+        for notify in self._on_delivered:
+            notify(event)
 
     def joined(self, rank: int, members: dict[int, int], view: str | int) -> None:
         """Note the view in which a worker continues; see `Observer`."""
@@ -288,8 +288,8 @@ class Watch:
             self._steps[rank] = step
         steps = {member: self._steps.get(member, 0) if step is None else step for member in members}
         event = Regrouped(self._now(), rank, vector, members, steps)
-        for tell in self._on_regrouped:
-            tell(event)
+        for notify in self._on_regrouped:
+            notify(event)
 
     def caught_up(self, rank: int, step: int) -> None:
         """Note the step with which a worker continues; see `Observer`."""
@@ -301,11 +301,11 @@ class Watch:
         generation = self._generation(rank)
         regrouped, view = self._views.get((rank, generation), (None, None))
         event = Stepped(self._now(), rank, step, vector, regrouped, generation, view)
-        for tell in self._on_stepped:
-            tell(event)
+        for notify in self._on_stepped:
+            notify(event)
 
     def handlers(self, rank: int, part: ServerPart) -> tuple[HandleMessage, HandleLoss]:
-        """Return what handles messages and losses in the place of a server's own methods; see `Observer`."""
+        """Return functions that handle messages and losses instead of a server's own methods; see `Observer`."""
         if isinstance(
             part, ReplicatedServer
         ):  # its messages are not those of one shard: it reports each itself
@@ -322,8 +322,8 @@ class Watch:
             after = part.stats()
             applied = Counter(after.staleness) - Counter(before.staleness)
             versions = before.version, after.version
-            told = whole_replies(replies)
-            self._handled(Handled(self._now(), rank, source, message, told, *versions, applied))
+            answers = whole_replies(replies)
+            self._handled(Handled(self._now(), rank, source, message, answers, *versions, applied))
             return replies
 
         return handle, lambda lost: handle(lost, None)
@@ -337,8 +337,8 @@ class Watch:
             self._handled(Handled(now_s, server, entry.source, *what))
 
     def _handled(self, event: Handled) -> None:
-        for tell in self._on_handled:
-            tell(event)
+        for notify in self._on_handled:
+            notify(event)
 
     def _generation(self, rank: int) -> int:
         return self._ranks()[rank].generation

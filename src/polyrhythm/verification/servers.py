@@ -92,12 +92,12 @@ class Pushes:
     def __init__(self, *, drops: bool = False, doubts: bool = False) -> None:
         self._drops = drops
         self._doubts = doubts
-        self._come: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._steps_pushed: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._held: defaultdict[int, list[Push]] = defaultdict(list)
 
-    def come(self, server: int, source: int) -> int:
+    def steps_pushed(self, server: int, source: int) -> int:
         """Return the number of a pusher's steps that have arrived at a server."""
-        return self._come[server, source]
+        return self._steps_pushed[server, source]
 
     def follow(self, event: Handled) -> list[Push]:
         """Return the gradients of the update that the event made; empty if it made none.
@@ -110,23 +110,23 @@ class Pushes:
             held = self._held[event.server]
             self._held[event.server] = [push for push in held if push.source != event.source]
         if message is not None and message.kind is Kind.PUSH:
-            ahead = message.step - self._come[key]
+            ahead = message.step - self._steps_pushed[key]
             if ahead > self._doubts and not self._drops:
                 raise Violation(
                     f"a gradient of rank {event.source}",
                     event.server,
                     event.time_s,
-                    expected=f"step {self._come[key]}",
+                    expected=f"step {self._steps_pushed[key]}",
                     found=f"step {message.step}",
                 )
-            if message.step >= (event.version_before if self._drops else self._come[key]):
-                self._come[key] = message.step + 1
+            if message.step >= (event.version_before if self._drops else self._steps_pushed[key]):
+                self._steps_pushed[key] = message.step + 1
                 self._held[event.server].append(Push(event.source, message))
         if self._doubts and message is None:
             for push in self._held[event.server]:
                 if push.source == event.source:
                     push.doubtful = True
-                    self._come[key] = min(self._come[key], push.message.step)
+                    self._steps_pushed[key] = min(self._steps_pushed[key], push.message.step)
         if event.version == event.version_before:
             return []
         return self._held.pop(event.server, [])
@@ -245,7 +245,7 @@ class Ledger(Invariant):
             return
         for server in self._shards:
             for source in event.survivors:
-                pushed = self._pushes.come(server, source)
+                pushed = self._pushes.steps_pushed(server, source)
                 if self._behind(server, source, 0) and event.steps_of(source) not in (None, pushed):
                     raise Violation(
                         f"steps of rank {source} at the end",
@@ -411,7 +411,7 @@ class ClockBound(Invariant):
         ):
             self._pushed[event.server][event.source] = event.message.step + 1
             if event.source in gone:
-                self._let_in(event.server, event.source, event.message.step + 1)
+                self._admit(event.server, event.source, event.message.step + 1)
             self._move(event.server, event.source, event.message.step + 1)
         present = [clock for pusher, clock in clocks.items() if pusher not in gone]
         for to, reply in event.replies:
@@ -433,7 +433,7 @@ class ClockBound(Invariant):
             self._clocks[server][other] -= least
             self._copies[server, other] = self._copies.get((server, other), -1) - least
 
-    def _let_in(self, server: int, pusher: int, steps: int) -> None:
+    def _admit(self, server: int, pusher: int, steps: int) -> None:
         clocks, gone = self._clocks[server], self._gone[server]
         slowest = min((clocks[other] for other in clocks if other not in gone), default=0)
         self._credits[server][pusher] = max(0, slowest - steps)
@@ -482,7 +482,7 @@ class Batches(Invariant):
         self._gone: dict[int, set[int]] = {server: set() for server in roles.servers}
 
     def handled(self, event: Handled) -> None:
-        """Note what is pushed, and check a batch that is over."""
+        """Record the push, and check each completed batch."""
         server, message = event.server, event.message
         held, gone = self._held[server], self._gone[server]
         answered = {to: reply for to, reply in event.replies if reply.kind is Kind.PARAMETERS}
@@ -553,7 +553,7 @@ def serving_invariants(
 def _of_consistency(
     consistency: Consistency, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]
 ) -> list[Invariant]:
-    """Return what one consistency model promises next to what all do."""
+    """Return the invariants of one consistency model, in addition to those of all."""
     return []
 
 
@@ -589,12 +589,12 @@ class OfShards(Invariant):
 
     Args:
         roles: ranks by role.
-        told: invariants that receive the events.
+        invariants: invariants that receive the events.
     """
 
-    def __init__(self, roles: RoleAssignment, told: Sequence[Invariant]) -> None:
+    def __init__(self, roles: RoleAssignment, invariants: Sequence[Invariant]) -> None:
         self._workers = frozenset(roles.workers)
-        self._told = told
+        self._invariants = invariants
         self._servers = roles.servers
         self._before = {rank: roles.servers[index - 1] for index, rank in enumerate(roles.servers)}
         self._relays: dict[tuple[int, int, int, int], int] = {}
@@ -614,17 +614,17 @@ class OfShards(Invariant):
             event = replace(event, to=self._relays.pop(link))
         elif source in self._before and message.tag == KEPT:
             event = replace(event, source=self._before[source])
-        for entry in self._told:
+        for entry in self._invariants:
             entry.delivered(event)
 
     def handled(self, event: Handled) -> None:
-        for entry in self._told:
+        for entry in self._invariants:
             entry.handled(event)
 
     def stepped(self, event: Stepped) -> None:
-        for entry in self._told:
+        for entry in self._invariants:
             entry.stepped(event)
 
     def ended(self, event: Ended) -> None:
-        for entry in self._told:
+        for entry in self._invariants:
             entry.ended(event)

@@ -84,7 +84,7 @@ def cut_off(spec: str, folder: Path) -> Seen:
             return Seen(Outcome.STOPS, str(said))
         for worker in (0, 0, 1, 1):  # a report tells of the steps since the one before
             assert hear_until(("WorkerProgress", worker))[0] != FAILED
-    return Seen(Outcome.GOES_ON, f"worker {said} is lost")
+    return Seen(Outcome.CONTINUES, f"worker {said} is lost")
 
 
 def cut_for(spec: str, seconds: float, silence_s: float = SILENCE_S) -> tuple[set[str], float]:

@@ -60,7 +60,7 @@ class Death:
         """Gives what was seen, where the others went on, maybe with a successor that they had to wait for."""
         times = [step_times(self._steps, process) for process in self._others]
         step_s = median_step_s(times, self.at_s)
-        return Seen(Outcome.GOES_ON, text, going_on_s(times, self.at_s), step_s, waited)
+        return Seen(Outcome.CONTINUES, text, going_on_s(times, self.at_s), step_s, waited)
 
 
 def paced(job: Job, steps: Path) -> Job:

@@ -37,7 +37,7 @@ class Seen:
 
     def fits(self, declared: Outcome) -> bool:
         """Whether this is what was declared."""
-        return self.outcome is (Outcome.GOES_ON if declared is Outcome.REGROUPS else declared)
+        return self.outcome is (Outcome.CONTINUES if declared is Outcome.REGROUPS else declared)
 
     @property
     def in_time(self) -> bool:

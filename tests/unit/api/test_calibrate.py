@@ -10,6 +10,7 @@ import pytest
 from polyrhythm.api.calibrate import Measurement, calibrate
 from polyrhythm.api.simulate import simulate
 from polyrhythm.errors import RequestError
+from polyrhythm.planning.cost_fit import _LEAST_ERROR
 from polyrhythm.simulation.cluster import cluster_text, open_cluster
 from unit.simulation.clusters import cluster
 
@@ -64,6 +65,25 @@ def test_a_step_time_and_a_server_come_back_from_what_they_would_give(tmp_path: 
     assert "Fitted to 2 throughputs" in fitted.source
 
 
+def test_a_throughput_beyond_the_peak_of_the_file_raises_that_peak(tmp_path: Path) -> None:
+    peak = {"peak_multiply_adds_per_s": 1e6, "share_of_peak": 0.5}
+    (tmp_path / "guess.yaml").write_text(
+        cluster_text(cluster({}, step_time="constant(seconds=1)", step_of=peak))
+    )
+    calibrate(
+        cluster=tmp_path / "guess.yaml",
+        throughput=["1 worker: 1000"],
+        unknowns=["step_time"],
+        out=tmp_path / "fitted.yaml",
+        **JOB,
+    )
+    fitted = open_cluster(tmp_path / "fitted.yaml").step_of
+    assert fitted is not None
+    assert fitted.share_of_peak == 1.0
+    assert fitted.peak_multiply_adds_per_s is not None
+    assert fitted.peak_multiply_adds_per_s > 1e6
+
+
 def test_more_unknowns_than_measurements_are_refused() -> None:
     with pytest.raises(RequestError, match=r"2 unknowns .* cannot be determined from 1 measurements"):
         calibrate(
@@ -86,7 +106,11 @@ def test_each_measurement_is_also_predicted_from_the_others(tmp_path: Path) -> N
 
 
 def test_the_documented_example_meets_both_measurements() -> None:
-    """Two unknowns, two throughputs: table 1 of Campos et al., as docs/simulation.md has it."""
+    """Two unknowns, two throughputs: table 1 of Campos et al., as docs/simulation.md has it.
+
+    One worker is met exactly. Where the order of arrivals decides, throughputs of 150 steps with drawn times jump by
+    1.3 % (standard deviation of neighboring bandwidths), so that no fit is more exact than `_LEAST_ERROR` promises.
+    """
     found = calibrate(
         cluster="bsc",
         model="resnet50",
@@ -96,8 +120,9 @@ def test_the_documented_example_meets_both_measurements() -> None:
         throughput=["1 worker: 124.18 images/s", "mixed(replicas=1, servers=1), 4 workers: 292.22"],
         unknowns=["step_time", "server_bandwidth"],
     )
-    for each in found["measurements"]:
-        assert each["predicted"] == pytest.approx(each["images_per_s"], rel=1e-3)
+    alone, together = found["measurements"]
+    assert alone["predicted"] == pytest.approx(alone["images_per_s"], rel=1e-9)
+    assert together["predicted"] == pytest.approx(together["images_per_s"], rel=_LEAST_ERROR)
     assert all(each["told"] for each in found["unknowns"])
 
 
@@ -159,3 +184,39 @@ def test_a_measurement_that_would_determine_the_rest_is_named(tmp_path: Path) ->
 def test_throughputs_that_no_machines_have_are_refused(told: list[str], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         calibrate(cluster="office", throughput=told, unknowns=["step_time"], **JOB)
+
+
+def test_measurements_of_several_batches_and_of_a_network_of_sizes_alone(tmp_path: Path) -> None:
+    """Steps of b / 100 s, M bytes around a ring of B bytes/s: N b / (b / 100 + 2 (N-1)/N M / B) samples/s."""
+    links = {"latency_s": 0.0, "bandwidth_bytes_per_s": 1e6}
+    work = {"batch_size": 10, "multiply_adds": 3e7}
+    guess = cluster({"count": 4}, step_time="constant(seconds=1)", step_of=work, nic=links)
+    (tmp_path / "guess.yaml").write_text(cluster_text(guess))
+
+    def measured(workers: int, batch: int) -> str:
+        seconds = batch / 100 + 2 * (workers - 1) / workers * 4e6 / 2e7
+        return f"{workers} workers, batch {batch}: {workers * batch / seconds} samples/s"
+
+    found = calibrate(
+        cluster=tmp_path / "guess.yaml",
+        throughput=[measured(1, 10), measured(2, 40), measured(4, 5)],
+        unknowns=["step_time", "nic_bandwidth"],
+        model="sizes(parameters=1000000, layers=1)",
+        strategy="synchronous(bucket_bytes=1e9, collective=ring)",
+        batch_size=10,
+    )
+    step, bandwidth = found["unknowns"]
+    assert step["value"] == pytest.approx(0.1, rel=5e-3)
+    assert bandwidth["value"] == pytest.approx(2e7, rel=2e-2)
+    assert found["measurements"][1]["what"].endswith("2 workers, batch 40")
+
+
+def test_several_batches_need_a_step_that_grows_with_them(tmp_path: Path) -> None:
+    (tmp_path / "guess.yaml").write_text(cluster_text(cluster({}, step_time="constant(seconds=1)")))
+    with pytest.raises(RequestError, match="does not specify how step times grow with the batch"):
+        calibrate(
+            cluster=tmp_path / "guess.yaml",
+            throughput=["1 worker, batch 32: 10"],
+            unknowns=["step_time"],
+            **JOB,
+        )

@@ -138,7 +138,7 @@ def test_wrong_plans(changed: dict[str, Any], message: str) -> None:
 
 def test_its_runs_are_those_of_simulate_and_are_made_once(tmp_path: Path) -> None:
     what, said = planned(seeds=2, workers=[2]), []
-    done = carry_out(what, out=tmp_path / "c", jobs=2, tell=said.append)
+    done = carry_out(what, out=tmp_path / "c", jobs=2, notify=said.append)
     assert len(said) == 4
     assert done.folder == tmp_path / "c"
     assert [(row.strategy, [run.seed for run in row.runs]) for row in done.comparison.rows] == [
@@ -157,8 +157,8 @@ def test_its_runs_are_those_of_simulate_and_are_made_once(tmp_path: Path) -> Non
     first = sorted(logs)[0]
     first.write_bytes(logs[first].rsplit(b"\n", 2)[0] + b"\n")  # as if it had been killed before its end
     said.clear()
-    again = carry_out(read_plan(tmp_path / "c"), resume=tmp_path / "c", tell=said.append)
-    assert said[0] == "3 of 4 runs are there already"
+    again = carry_out(read_plan(tmp_path / "c"), resume=tmp_path / "c", notify=said.append)
+    assert said[0] == "3 of 4 runs are complete"
     assert len(said) == 2
     assert again.comparison.to_json() == done.comparison.to_json()
     assert {path: path.read_bytes() for path in logs} == logs
@@ -175,7 +175,7 @@ def test_a_comparison_that_was_killed_goes_on_where_it_is_asked_for_again(tmp_pa
         if path.name != "plan.yaml":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     (folder / ".start-00000001-0123456789abcdef").mkdir()
-    again = carry_out(what, out=folder, jobs=1, tell=said.append)
+    again = carry_out(what, out=folder, jobs=1, notify=said.append)
     assert len(said) == 2
     assert (
         again.comparison.rows[0].runs[0].known["parameters_sha256"]

@@ -12,8 +12,8 @@ from PIL import Image
 
 import polyrhythm
 from polyrhythm.api import fine_tuning
-from polyrhythm.api.fine_tuning import suited, surely_better
-from polyrhythm.cli.train import _say as say
+from polyrhythm.api.fine_tuning import significantly_better, suited
+from polyrhythm.cli.train import _print_result as print_result
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.errors import RequestError
 from polyrhythm.reporting.event_log import read_events
@@ -38,8 +38,8 @@ def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                     "square": np.maximum(abs(rows - y), abs(columns - x)) < size,
                     "stripes": (rows + columns * (number % 2) + y) % 12 < 6,
                 }[name]
-                colours = numbers.integers(0, 255, (2, 3))
-                pixels = np.where(inside[..., None], *colours).astype(np.uint8)
+                colors = numbers.integers(0, 255, (2, 3))
+                pixels = np.where(inside[..., None], *colors).astype(np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     return tmp_path / "pictures"
 
@@ -71,7 +71,7 @@ def test_packaged_weights_are_named_where_they_are_missing(
     pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, remark = suited(configure({"data": str(pictures)}), alone=True)
-    assert (config.model, config.weights, config.pixels) == (*NETWORK.values(), "centred")
+    assert (config.model, config.weights, config.pixels) == (*NETWORK.values(), "centered")
     assert "EfficientNet-Lite0" in remark
     monkeypatch.setattr(fine_tuning, "is_installed", lambda: False)
     config, remark = suited(configure({"data": str(pictures)}), alone=True)
@@ -99,11 +99,11 @@ def test_better_by_chance_is_not_better() -> None:
     before[:80] = True
     gained = before.clone()
     gained[80:83] = True
-    assert surely_better(gained, before)
+    assert significantly_better(gained, before)
     mixed = gained.clone()
     mixed[:2] = False
-    assert not surely_better(mixed, before)
-    assert not surely_better(before, before)
+    assert not significantly_better(mixed, before)
+    assert not significantly_better(before, before)
 
 
 def test_the_head_alone_is_a_whole_run(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +118,7 @@ def test_the_head_alone_is_a_whole_run(pictures: Path, capsys: pytest.CaptureFix
     assert (out / "report.html").is_file()
     texts = [str(getattr(event, "text", "")) for event in read_events(run.folder / "events.jsonl")]
     assert any("for the features of 42 images in 2 views each" in text for text in texts)
-    say(run.folder, run.figures)  # as the command line does at its end
+    print_result(run.folder, run.figures)  # as the command line does at its end
     assert "kept        the head on the frozen body\n" in capsys.readouterr().out
     again = polyrhythm.evaluate(out)
     assert again["test_top1"] == run.figures["test_top1"]

@@ -30,3 +30,11 @@ def test_a_share_of_the_peak_falls_as_steps_grow_longer() -> None:
     slower = with_values(paced, {"step_time": 1.25}).step_of
     assert slower is not None
     assert slower.share_of_peak == pytest.approx(0.4)
+
+
+def test_links_of_a_tree_are_fitted_with_those_inside() -> None:
+    tree = [{"places": 1, "latency_s": 0, "bandwidth_bytes_per_s": 4.0}]
+    inside = {"latency_s": 0, "bandwidth_bytes_per_s": 2.0}
+    made = with_values(cluster({"tree": tree}, inside=inside), {"inside_bandwidth": 6.0})
+    assert [level.bandwidth_bytes_per_s for level in made.machines[0].tree] == [12.0]
+    assert made.inside.bandwidth_bytes_per_s == 6.0

@@ -285,7 +285,7 @@ def test_a_worker_that_waits_for_others_at_the_end_names_them(group: Group) -> N
     group._world = replace(group._world, roles=RoleAssignment((0, 1, 2)))
     group._home.rendezvous.store.set("script/left/0", "")
     words = "worker 0 has left the loop after 0 steps and waits for worker 1, 2 to leave"
-    assert group._who_is_missing() == words
+    assert group._missing_text() == words
     for worker in (1, 2):
         group._home.rendezvous.store.set(f"script/left/{worker}", "")
-    assert group._who_is_missing() == ""
+    assert group._missing_text() == ""

@@ -8,6 +8,7 @@ import math
 import random
 import shlex
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from polyrhythm.api import race
 from polyrhythm.api.compare import carry_out, read_plan
 from polyrhythm.api.plan import Choice, plan
 from polyrhythm.api.rehearsal import Candidate, rehearse, with_servers
-from polyrhythm.cli.plan import _say
+from polyrhythm.cli.plan import _print_result
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
+from polyrhythm.planning.intervals import noise_of, t_quantile
 from polyrhythm.reporting.quantities import duration
 from polyrhythm.simulation.cluster import Cluster, cluster_text
 from polyrhythm.specs import parse
@@ -105,16 +107,46 @@ def test_where_nothing_else_decides_the_simpler_one_is_first() -> None:
     assert best.candidate.family == "synchronous"
 
 
+def test_where_time_alone_counts_the_simpler_one_is_first_among_equally_fast_ones() -> None:
+    noise = planning.Noise(0.1, 6)
+    fast, simple, slower = (
+        choice(name, seconds, None, reached=2)
+        for name, seconds in (("easgd", 100), ("synchronous", 101), ("local_sgd", 105))
+    )
+    found = planning.ranked([slower, fast, simple], noise, for_money=False, equal=1.02)
+    assert [(each.candidate.family, each.rank) for each in found] == [
+        ("synchronous", 1),
+        ("easgd", 1),
+        ("local_sgd", 1),
+    ]
+    first, *_ = planning.ranked(
+        [fast, replace(simple, seconds=(103,) * 3)], noise, for_money=False, equal=1.02
+    )
+    assert first.candidate.family == "easgd"
+
+
 def test_intervals_hold_four_of_five_unseen_seeds() -> None:
     """400 intervals of candidates with three seeds each, whose times differ by 15 %, against a fourth seed."""
     generator, hits, tries = random.Random(3), 0, 400
     for _ in range(tries // 8):
         drawn = [[100 * math.exp(generator.gauss(0, 0.15)) for _ in range(4)] for _ in range(8)]
-        noise = planning.noise_of([each[:3] for each in drawn])
+        noise = noise_of([each[:3] for each in drawn])
         for each in drawn:
             _, low, high = noise.interval(statistics.fmean(each[:3]), 3)
             hits += low < each[3] < high
     assert 0.76 * tries < hits < 0.84 * tries
+
+
+def test_seeds_that_reach_the_target_at_the_same_test_do_not_make_the_time_exact() -> None:
+    """Tests after 1, 2, 3, … seconds: all seeds had reached it at 4 s, and not at 3 s."""
+    same = [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
+    gaps = [math.log(4 / 3)] * 6
+    assert noise_of(same).interval(4.0, 3) == (4.0, 4.0, 4.0)
+    _, low, high = noise_of(same, gaps).interval(4.0, 3)
+    assert math.log(high / 4) == pytest.approx(t_quantile(2) * math.log(4 / 3) / 12**0.5 * (4 / 3) ** 0.5)
+    assert low == pytest.approx(16 / high)
+    apart = [[3.0, 5.0], [3.0, 5.0]]  # seeds that differ by more already have that in them
+    assert noise_of(apart, gaps) == noise_of(apart)
 
 
 def test_the_pareto_choices_are_those_that_none_beats_in_both() -> None:
@@ -130,7 +162,7 @@ def test_the_pareto_choices_are_those_that_none_beats_in_both() -> None:
         ({"cluster": "office", "budget": 3.0}, "cluster office has no prices"),
         ({"budget": 3.0, "currency": "EUR"}, "has prices in USD, not EUR"),
         ({"budget": -1.0}, "budget must be above 0"),
-        ({"optimise": "beauty"}, "optimise is time or money"),
+        ({"optimize": "beauty"}, "optimize is time or money"),
         ({"strategy": "synchronous"}, "leave --strategy out"),
         ({"trials": 0}, "must be at least 1"),
         ({"batch_sizes": [32, 64]}, "does not specify how step times grow with the batch"),
@@ -204,7 +236,7 @@ def test_what_is_not_known_is_said_to_be_so(tmp_path: Path, capsys: pytest.Captu
     assert found.recommended.command in page
     assert f"synchronous, 8 workers: {other.left_out}" in page
     assert page.index("Recommended") < page.index("Ranking") < page.index("Left out") < page.index("Trials")
-    _say(found)
+    _print_result(found)
     printed = capsys.readouterr().out
     assert printed.startswith("recommended synchronous, 1 worker: ")
     command = printed.replace(" \\\n", " ").partition("run it")[2].partition("\n")[0]
@@ -335,6 +367,19 @@ def priced(tmp_path: Path) -> Path:
     return path
 
 
+def test_intervals_hold_where_a_seed_is_lucky_for_all_candidates() -> None:
+    """12 candidates, 3 seeds that all share, as racing has them: four of five further seeds lie within."""
+    generator, hits, count = random.Random(0), 0, 0
+    for _ in range(400):
+        luck = [generator.gauss(0, 0.1) for _ in range(4)]
+        drawn = [[math.exp(each + generator.gauss(0, 0.02)) for each in luck] for _ in range(12)]
+        noise = noise_of([each[:3] for each in drawn])
+        for *seen, further in drawn:
+            _, low, high = noise.interval(statistics.fmean(seen), 3)
+            hits, count = hits + (low <= further <= high), count + 1
+    assert 0.75 < hits / count < 0.85
+
+
 def test_machines_of_a_price_list_are_candidates(tmp_path: Path) -> None:
     """Four times the cores at ten times the price are soonest, half of them at a tenth of it are cheapest."""
     asked = {
@@ -355,7 +400,7 @@ def test_machines_of_a_price_list_are_candidates(tmp_path: Path) -> None:
     assert cheap.price == pytest.approx(0.1 / 3600 * cheap.seconds[0])
     assert {each.candidate.machine for each in found.pareto} == {"quick", "", "cheap"}
     assert "on 1 host (quick)" in found.explained(quick)
-    cheapest = plan(**asked, optimise="money", budget=1, currency="EUR", out=tmp_path / "money")
+    cheapest = plan(**asked, optimize="money", budget=1, currency="EUR", out=tmp_path / "money")
     assert [each.candidate.machine for each in cheapest.choices] == ["cheap", "", "quick"]
 
 
@@ -479,7 +524,7 @@ def test_a_pipeline_stays_where_it_is_faster_than_copies_of_the_network() -> Non
     assert planning.without_slow_pipelines([pipeline, slower], refused) == [pipeline, slower]
     faster = candidate("synchronous", speed=6)
     assert planning.without_slow_pipelines([faster, pipeline], refused) == [faster]
-    assert refused == {"pipeline, 2 workers": "it learns as synchronous, 2 workers, which is faster"}
+    assert refused == {"pipeline, 2 workers": "same updates as synchronous, 2 workers, which is faster"}
 
 
 def test_a_pipeline_is_rehearsed_as_its_stages_are_cut() -> None:
@@ -500,3 +545,43 @@ def test_a_choice_of_balance_finds_its_own_trials(tmp_path: Path) -> None:
     assert choice.candidate.options == {"balance": "measured"}
     assert choice.trials == 1
     assert "--balance measured" in choice.command
+
+
+def test_a_number_of_images_is_planned_by_dry_runs_alone(tmp_path: Path) -> None:
+    """Steps of 0.1 s and 8 images: 1,000 images take 12.5 s of one worker, and two are nearly twice as fast."""
+    asked: dict[str, Any] = {"cluster": priced(tmp_path), "model": "sizes(parameters=1000)", "batch_size": 8}
+    asked |= {"strategies": "synchronous; local_sgd(steps=4)", "workers": [1, 2], "target": "images=1000"}
+    found = plan(**asked, out=tmp_path / "plan")
+    assert [each.candidate.name for each in found.choices] == [
+        "synchronous, 2 workers",
+        "synchronous, 1 worker",
+        "local_sgd(steps=4), 1 worker",  # the same
+    ]
+    assert [each.seconds[0] for each in found.choices] == pytest.approx([6.25, 12.5, 12.5], rel=0.02)
+    assert found.choices[0].price == pytest.approx(2 * 6.25 / 3600, rel=0.02)
+    assert found.recommended.command == "polyrhythm run --workers 2 SCRIPT"
+    assert [each.candidate.name for each in found.others] == ["local_sgd(steps=4), 2 workers"]
+    assert not list((tmp_path / "plan").glob("*/")), "nothing is trained"
+    page = (tmp_path / "plan" / "report.html").read_text()
+    assert "1,000 images on own" in page
+    assert json.loads((tmp_path / "plan" / "plan.json").read_text())["target"]["metric"] == "images"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"target": "top1=0.9"}, "cannot be trained to top-1"),
+        ({"target": "images=some"}, "write images=1e6"),
+        ({"trials": 3}, "trains nothing"),
+        ({"budget": 1e-9}, "within 1e-09 EUR"),
+        ({"strategies": "local_sgd(steps=4)"}, "stale or averaged"),
+    ],
+)
+def test_plans_for_images_that_make_no_sense_are_refused(
+    tmp_path: Path, changed: dict[str, Any], why: str
+) -> None:
+    asked: dict[str, Any] = {"cluster": priced(tmp_path), "model": "sizes(parameters=1000)", "workers": [2]}
+    asked |= {"strategies": "synchronous", "target": "images=1000", **changed}
+    with pytest.raises(RequestError, match=why):
+        plan(**asked, out=tmp_path / "plan")
+    assert not (tmp_path / "plan").exists()

@@ -83,7 +83,7 @@ def test_a_folder_stands_for_its_files(tmp_path: Path, picture: Path) -> None:
 
 
 def test_a_grey_network_sees_grey(tmp_path: Path, picture: Path) -> None:
-    path = tmp_path / "grey.safetensors"
+    path = tmp_path / "gray.safetensors"
     torch.manual_seed(0)
     model = create_model("mlp", classes=10, image_shape=(1, 8, 8))
     save_weights(

@@ -57,7 +57,7 @@ def test_augmentations_go_through_their_usual_strength(dataset: Dataset) -> None
     _, found = declines(_Light(), dataset, torch.arange(4))
     strengths = {each.name: each.strengths for each in found}
     assert strengths["rotation"] == tuple(15 * factor for factor in FACTORS)
-    assert strengths["colour_casting"] == (5, 10, 20, 30, 40)
+    assert strengths["color_casting"] == (5, 10, 20, 30, 40)
     assert max(strengths["lens_distortion"]) < 1 / 3
     assert max(strengths["vignetting"]) == 1.0
     assert "flip" not in strengths
@@ -83,7 +83,7 @@ def test_the_verb_tests_each_model_and_draws_it(tmp_path: Path) -> None:
     assert [model["weights"] for model in found["models"]] == [str(file) for file in files]
     assert found["images"] == 20
     first = found["models"][0]["declines"]
-    assert "colour_casting" not in {each["name"] for each in first}  # digits are gray
+    assert "color_casting" not in {each["name"] for each in first}  # digits are gray
     page = (tmp_path / "page.html").read_text()
     drawn = json.loads(re.search(r'<script type="application/json" id="plots">(.*?)</script>', page)[1])
     assert len(drawn) == len(first)

@@ -47,6 +47,19 @@ def test_where_links_are_slow_rare_exchanges_outweigh_what_they_cost(tmp_path: P
     assert "may cost (auto(margin=1000))" in safe.reason
 
 
+def test_averaged_models_need_a_smaller_lead_than_stale_gradients() -> None:
+    """On uneven hosts both have a lead of 1.15 to 1.22."""
+    where = open_cluster("office")
+    assert Auto().chosen(where, configure({}, JOB)).candidate.strategy == "ad_psgd"
+    assert Auto(margin=2.5).chosen(where, configure({}, JOB)).candidate.strategy == "synchronous"
+
+
+def test_options_of_the_run_are_regarded() -> None:
+    where = open_cluster("office")
+    found = Auto().chosen(where, configure({}, {**JOB, "balance": "measured"}))  # ad_psgd refuses it
+    assert found.candidate.strategy == "synchronous"
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

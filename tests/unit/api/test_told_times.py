@@ -10,7 +10,7 @@ from PIL import Image
 
 import polyrhythm
 from polyrhythm.api.train import expected_time, measured_time, too_few_steps
-from polyrhythm.cli.train import _say as say
+from polyrhythm.cli.train import _print_result as print_result
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate_scores
@@ -42,7 +42,7 @@ def test_one_step_is_measured_where_there_is_much_to_do(monkeypatch: pytest.Monk
     assert told is not None
     assert told > 0
     # of measurements that are known: forward passes of the test, and steps
-    monkeypatch.setattr("polyrhythm.api.train.call_apart", lambda *_: (0.25, 0.5))
+    monkeypatch.setattr("polyrhythm.api.train.call_in_process", lambda *_: (0.25, 0.5))
     assert measured_time(_job(20, 64, 10_000), "fork") == 10_000 * 20 * (0.5 + 0.25)
 
 
@@ -129,7 +129,7 @@ def test_the_highest_test_stands_beside_the_last(tmp_path: Path, capsys: pytest.
     highest = max(tested, key=lambda each: each.test_top1)
     assert run.figures["best"] == {"epoch": highest.epoch, "test_top1": highest.test_top1}
 
-    say(run.folder, {**run.figures, "best": {"epoch": 1, "test_top1": 0.99}, "test_top1": 0.95})
+    print_result(run.folder, {**run.figures, "best": {"epoch": 1, "test_top1": 0.99}, "test_top1": 0.95})
     assert "highest     top-1 99.0 % after epoch 1" in capsys.readouterr().out
-    say(run.folder, {**run.figures, "best": {"epoch": 2, "test_top1": 0.95}, "test_top1": 0.95})
+    print_result(run.folder, {**run.figures, "best": {"epoch": 2, "test_top1": 0.95}, "test_top1": 0.95})
     assert "after epoch 2" not in capsys.readouterr().out

@@ -144,7 +144,7 @@ def test_copies_of_stages_follow_measured_times_and_stay_when_the_run_is_resumed
     def fail(*_: object, **__: object) -> None:
         raise RunError("worker 0 (rank 0) was killed by SIGKILL")
 
-    monkeypatch.setattr(api_train, "call_apart", measured)
+    monkeypatch.setattr(api_train, "call_in_process", measured)
     monkeypatch.setattr(api_train, "run_local", fail)
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)

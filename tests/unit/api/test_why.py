@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polyrhythm.api.simulate import simulate
-from polyrhythm.api.why import Why, predict_run, why
+from polyrhythm.api.why import predict_run, why
 from polyrhythm.errors import RequestError
 from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.simulation.cluster import cluster_text
@@ -83,7 +83,7 @@ def test_a_real_run_is_held_against_its_own_record(tmp_path: Path) -> None:
     found = why(tmp_path / "run")
     assert not found.another
     assert found.cluster == "the run's own record"
-    assert found.rehearsed_images_per_s == pytest.approx(run.figures["images_per_s"], rel=0.02)
+    assert found.rehearsed_images_per_s == pytest.approx(run.figures["images_per_s"], rel=0.03)
     other = why(tmp_path / "run", cluster="office")
     assert other.another
     assert other.cluster == "office"
@@ -91,8 +91,25 @@ def test_a_real_run_is_held_against_its_own_record(tmp_path: Path) -> None:
         why(tmp_path / "nothing")
 
 
-def test_a_real_run_is_held_against_the_link_that_was_measured_after_it(tmp_path: Path) -> None:
-    """The right link gives the run's own speed; with a faster one, what it does not explain is a cause."""
+def test_a_run_that_was_resumed_with_fewer_workers(tmp_path: Path) -> None:
+    where = cluster({"count": 1, "workers": 4}, step_time="constant(seconds=0.1)")
+    for name, workers in (("four", 4), ("two", 2)):
+        simulate(cluster=where, strategy="synchronous", out=tmp_path / name, **{**JOB, "workers": workers})
+    (tmp_path / "two" / "cluster.yaml").unlink()
+    before, after = ((tmp_path / name / "events.jsonl").read_text() for name in ("four", "two"))
+    start, rest = after.split("\n", 1)
+    resumed = json.dumps({**json.loads(start), "start_epoch": JOB["epochs"]})
+    (tmp_path / "two" / "events.jsonl").write_text(f"{before}{resumed}\n{rest}")
+    found = why(tmp_path / "two")
+    assert "idle" not in found.time
+    assert found.rehearsed_images_per_s == pytest.approx(2 * 32 / 0.1, rel=0.1)
+
+
+@pytest.mark.parametrize("bandwidth", [1e5, 1e10])
+def test_the_link_of_a_real_run_is_as_fast_as_makes_its_dry_run_as_fast_as_it(
+    tmp_path: Path, bandwidth: float
+) -> None:
+    """Whatever was measured afterwards: then the machine may have been less busy, or more."""
     link = {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1e6}
     where = cluster({"count": 1, "workers": 2}, step_time="constant(seconds=0.1)", inside=link)
     run = simulate(
@@ -100,21 +117,12 @@ def test_a_real_run_is_held_against_the_link_that_was_measured_after_it(tmp_path
     )
     (tmp_path / "run" / "cluster.yaml").unlink()
     path = tmp_path / "run" / "environment.json"
-    described = json.loads(path.read_text())
-
-    def why_with(**measured: float) -> Why:
-        path.write_text(json.dumps({**described, "link": measured}))
-        return why(tmp_path / "run")
-
-    found = why_with(**link)
-    assert found.cluster == "the run's machine, as it was measured"
+    measured = {"latency_s": 1e-5, "bandwidth_bytes_per_s": bandwidth}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "link": measured}))
+    found = why(tmp_path / "run")
     assert found.rehearsed_images_per_s == pytest.approx(run.figures["images_per_s"], rel=0.03)
-    fast = why_with(latency_s=1e-5, bandwidth_bytes_per_s=1e10)
-    beyond = next(cause for cause in fast.causes if cause.what.startswith("messages beyond"))
-    gain = fast.rehearsed_images_per_s / found.rehearsed_images_per_s - 1
-    assert beyond.gain == pytest.approx(gain, abs=0.02)
-    assert gain > 0.1
-    assert why_with(latency_s=-1.0).cluster == "the run's own record"
+    assert found.causes[0].what == "the network"
+    assert found.causes[0].gain == pytest.approx(2 * 32 / 0.1 / run.figures["images_per_s"] - 1, abs=0.05)
 
 
 def test_processes_on_the_same_cores_and_tests_are_causes_of_a_real_run(tmp_path: Path) -> None:
@@ -131,20 +139,21 @@ def test_processes_on_the_same_cores_and_tests_are_causes_of_a_real_run(tmp_path
             later_s += 1.0
         if event["event"] == "WorkerProgress":
             event["processor_s"] = 0.05 * event["steps"]
+        if event["event"] == "RunStarted":
+            event |= {"threads": 1, "cores": 2}
         lines.append(json.dumps({**event, "time_s": event["time_s"] + later_s}))
     log.write_text("\n".join(lines) + "\n")
-    environment = tmp_path / "run" / "environment.json"
-    environment.write_text(json.dumps({**json.loads(environment.read_text()), "cores": 2}))
-
     found = why(tmp_path / "run")
     causes = {cause.what: cause for cause in found.causes}
-    tests, processor = causes["tests"], causes["other processes on the same cores"]
-    without_tests_s = 4 * 32 / (found.rehearsed_images_per_s * (1 + tests.gain))
-    assert without_tests_s == pytest.approx(0.1, rel=0.03)
     step_s = 4 * 32 / found.rehearsed_images_per_s
-    assert processor.gain == pytest.approx(step_s / (step_s - 0.05) - 1, abs=0.05)
+    assert 4 * 32 / (found.rehearsed_images_per_s * (1 + causes["tests"].gain)) == pytest.approx(
+        0.1, rel=0.03
+    )
     (fewer,) = (change for change in found.changes if change.what == "--workers 2 (one per core)")
-    assert fewer.gain < processor.gain  # half the workers on as many cores
+    waited_s = 0.05 * 0.1 / step_s  # the rest was in tests, which count already
+    assert 2 * 32 / fewer.images_per_s == pytest.approx(step_s - waited_s, rel=0.05)
+    assert fewer.gain < 0  # half the workers, and tests take as long
+    assert causes["more processes than cores"].remedy == ""
     assert "tests" in found.time
 
 
@@ -208,3 +217,51 @@ def test_a_healthy_run_has_no_cause(tmp_path: Path) -> None:
     where = cluster({"count": 4}, step_time="constant(seconds=1)")
     simulate(cluster=where, strategy="synchronous", out=tmp_path / "run", **{**JOB, "epochs": 1})
     assert all(cause.gain < 0.02 for cause in why(tmp_path / "run").causes)
+
+
+@pytest.mark.parametrize(("busy", "cause"), [(0.9, "decoding and augmentation"), (0.1, "reading of images")])
+def test_images_that_are_read_or_decoded_slowly_are_causes_of_a_real_run(
+    tmp_path: Path, busy: float, cause: str
+) -> None:
+    """Half of every step waited for its batch; kept images are waited for in the first of four epochs alone."""
+    where = cluster({"count": 1, "workers": 4}, step_time="constant(seconds=0.1)")
+    job = {**JOB, "strategy": "synchronous", "epochs": 4, "balance": "off", "cache": "none"}
+    simulate(cluster=where, out=tmp_path / "run", **job)
+    (tmp_path / "run" / "cluster.yaml").unlink()
+    log = tmp_path / "run" / "events.jsonl"
+    lines = []
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        lines.append(line)
+        if event["event"] == "WorkerProgress":
+            waited_s = 0.05 * event["steps"]
+            waited = {"event": "InputWaited", "seconds": waited_s, "busy_s": busy * waited_s}
+            lines.append(json.dumps({**waited, "time_s": event["time_s"], "worker": event["worker"]}))
+    log.write_text("\n".join(lines) + "\n")
+    found = why(tmp_path / "run")
+    first = found.causes[0]
+    assert first.what.startswith(cause)
+    assert first.what.split()[0] in found.held_back
+    step_s = 4 * 32 / found.rehearsed_images_per_s
+    assert first.gain == pytest.approx(step_s / (step_s - 0.05) - 1, abs=0.05)
+    assert first.remedy == "--cache auto"
+    assert first.remedy_gain == pytest.approx(4 / (1 + 3 / (1 + first.gain)) - 1)
+
+
+def test_tests_that_stop_the_steps_are_relieved_by_tests_beside_them(tmp_path: Path) -> None:
+    where = cluster({"count": 1, "workers": 2}, step_time="constant(seconds=0.1)")
+    job = {**JOB, "strategy": "synchronous", "workers": 2, "epochs": 3, "balance": "off"}
+    simulate(cluster=where, out=tmp_path / "run", **job)
+    (tmp_path / "run" / "cluster.yaml").unlink()
+    log = tmp_path / "run" / "events.jsonl"
+    late_s, lines = 0.0, []
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "Evaluated":
+            late_s += 20.0
+        event["time_s"] += late_s
+        lines.append(json.dumps(event))
+    log.write_text("\n".join(lines) + "\n")
+    first = why(tmp_path / "run").causes[0]
+    assert (first.what, first.remedy) == ("tests", "--evaluation async")
+    assert first.remedy_gain == first.gain > 1

@@ -33,7 +33,7 @@ def test_a_chain_applies_one_after_the_other_from_one_generator():
 
 
 EVERYTHING = (
-    "crop(padding=2); colour_casting; vignetting; flip; rotation; stretching; lens_distortion(fill=border)"
+    "crop(padding=2); color_casting; vignetting; flip; rotation; stretching; lens_distortion(fill=border)"
 )
 
 
@@ -65,7 +65,7 @@ def test_the_input_stays_as_it_was():
 
 
 NOTHING = (
-    "crop(padding=0); colour_casting(strength=0); vignetting(strength=0); rotation(strength=0); stretching(strength=0);"
+    "crop(padding=0); color_casting(strength=0); vignetting(strength=0); rotation(strength=0); stretching(strength=0);"
     "lens_distortion(strength=0); flip(probability=0)"
 )
 
@@ -76,7 +76,7 @@ def test_no_strength_and_no_probability_are_the_identity_bit_for_bit(specs):
     assert torch.equal(build_chain(specs)(images, torch.arange(16)), images)
 
 
-def test_neighbouring_warps_sample_the_image_once():
+def test_neighboring_warps_sample_the_image_once():
     """Turning by 30 degrees and back leaves the middle as it was; sampled twice it would be blurred."""
     there, back = Rotation(strength=30), Rotation(strength=30)
     images = torch.rand(1, 1, 31, 31)

@@ -23,6 +23,6 @@ def test_small_pictures_are_enlarged_by_a_whole_factor():
     )
 
 
-def test_three_channels_stay_colours():
+def test_three_channels_stay_colors():
     picture = torch.tensor([1.0, 0.5, 0.0]).view(1, 1, 3, 1, 1).expand(1, 1, 3, 96, 96)
     assert contact_sheet(picture, Tones((0.0,), (1.0,)))[50, 50].tolist() == [255, 128, 0]

@@ -1,4 +1,4 @@
-"""Colour casting and vignetting: what changes the light and moves no pixel."""
+"""Color casting and vignetting: what changes the light and moves no pixel."""
 
 import numpy as np
 import pytest
@@ -6,39 +6,39 @@ import torch
 
 from polyrhythm.augmentation.draws import Draws
 from polyrhythm.augmentation.tones import BYTES, UNIT, Tones
-from polyrhythm.augmentation.transforms.colour_casting import ColourCasting, cast_colour
+from polyrhythm.augmentation.transforms.color_casting import ColorCasting, cast_color
 from polyrhythm.augmentation.transforms.vignetting import Vignetting, vignette
 
 
 def test_channels_are_shifted_and_clipped():
     image = torch.tensor([10, 100, 250], dtype=torch.uint8).view(1, 3, 1, 1)
-    result = cast_colour(image, torch.tensor([[-20, 7, 20]]))
+    result = cast_color(image, torch.tensor([[-20, 7, 20]]))
     assert result.flatten().tolist() == [0, 107, 255]
 
 
 def test_floats_are_shifted_by_255ths_of_the_way_from_black_to_white():
     tones = Tones((-1.0, -2.0), (1.0, 3.0))
     image = torch.tensor([0.0, 2.9]).view(1, 2, 1, 1)
-    result = cast_colour(image, torch.tensor([[51, 51]]), tones)
+    result = cast_color(image, torch.tensor([[51, 51]]), tones)
     torch.testing.assert_close(result.flatten(), torch.tensor([0.4, 3.0]))
 
 
 def test_floats_and_bytes_are_the_same_picture():
     image = torch.randint(0, 256, (4, 3, 5, 5), dtype=torch.uint8)
     draws = [Draws(torch.arange(4)) for _ in range(2)]
-    as_bytes = ColourCasting()(image, draws[0], BYTES)
-    as_floats = ColourCasting()(image / 255, draws[1], UNIT)
+    as_bytes = ColorCasting()(image, draws[0], BYTES)
+    as_floats = ColorCasting()(image / 255, draws[1], UNIT)
     torch.testing.assert_close(as_floats * 255, as_bytes.float(), atol=1e-3, rtol=0)
 
 
-def test_the_papers_count_of_colour_casts():
-    assert ColourCasting(strength=20).combinations() == 41**3 - 1 == 68920
+def test_the_papers_count_of_color_casts():
+    assert ColorCasting(strength=20).combinations(3, 224) == 41**3 - 1 == 68920
 
 
 def test_a_channel_stays_with_the_papers_probability():
     """It is off, or on and shifted by 0: 1/2 + 1/2 * 1/41 = 21/41."""
     images = torch.full((20_000, 3, 1, 1), 128, dtype=torch.uint8)
-    shifted = ColourCasting(strength=20)(images, Draws(torch.arange(20_000)), BYTES)
+    shifted = ColorCasting(strength=20)(images, Draws(torch.arange(20_000)), BYTES)
     stayed = (shifted == 128).double().mean().item()
     assert stayed == pytest.approx(21 / 41, abs=0.006)
     assert (shifted.min().item(), shifted.max().item()) == (108, 148)
@@ -53,14 +53,14 @@ def test_vignetting_is_its_formula():
     np.testing.assert_allclose(result[0, 0].numpy(), image * share, atol=1e-7)
 
 
-def test_vignetting_darkens_more_and_more_outwards_and_spares_the_centre():
+def test_vignetting_darkens_more_and_more_outwards_and_spares_the_center():
     image = torch.full((1, 1, 9, 9), 200, dtype=torch.uint8)
     row = vignette(image, torch.tensor([0.0]), torch.tensor([0.9]))[0, 0, 4, 4:]
     assert row[0] == 200
     assert (row.int().diff() < 0).all()
 
 
-def test_the_light_of_normalised_pixels_counts_from_black():
+def test_the_light_of_normalized_pixels_counts_from_black():
     tones = Tones((-3.0,), (2.0,))
     image = torch.full((1, 1, 3, 3), 1.0)
     result = vignette(image, torch.tensor([0.0]), torch.tensor([1.0]), tones)

@@ -11,7 +11,7 @@ from polyrhythm.augmentation.chain import build_chain
 from polyrhythm.augmentation.policies import unit_of
 from polyrhythm.augmentation.tones import BYTES, Tones
 from polyrhythm.augmentation.transforms import rand_augment, trivial_augment
-from polyrhythm.augmentation.transforms.colour_jitter import jitter
+from polyrhythm.augmentation.transforms.color_jitter import jitter
 from polyrhythm.augmentation.transforms.random_resized_crop import RandomResizedCrop
 from polyrhythm.augmentation.warp import warp
 from polyrhythm.data.seeding import sample_keys
@@ -25,10 +25,10 @@ from torchvision.transforms.v2 import functional  # noqa: E402
 IMAGENET = Tones((-2.1, -2.0, -1.8), (2.2, 2.4, 2.6))
 SPECS = [
     "random_resized_crop",
-    "colour_jitter",
+    "color_jitter",
     "erasing(probability=0.9)",
     "erasing(fill=noise)",
-    "pca_colour",
+    "pca_color",
     "trivial_augment",
     "rand_augment",
     "augmix",
@@ -65,8 +65,8 @@ def test_no_strength_changes_nothing() -> None:
     images, keys = pictures(), torch.arange(12)
     for spec in (
         "random_resized_crop(smallest=1, ratio=1)",
-        "colour_jitter(probability=0)",
-        "pca_colour(strength=0)",
+        "color_jitter(probability=0)",
+        "pca_color(strength=0)",
     ):
         chain = build_chain(spec)
         assert chain is not None
@@ -82,7 +82,7 @@ def test_no_strength_changes_nothing() -> None:
         (3, functional.adjust_hue),
     ],
 )
-def test_colours_change_as_torchvisions_do(place: int, act: object) -> None:
+def test_colors_change_as_torchvisions_do(place: int, act: object) -> None:
     images = pictures().float() / 255
     for value in (-0.3, 0.2, 0.45) if place == 3 else (0.4, 1.3):
         changes = torch.tensor([1.0, 1.0, 1.0, 0.0]).repeat(12, 1)
@@ -112,7 +112,7 @@ def test_parts_have_at_least_the_smallest_area() -> None:
     assert float(drawn[:, 2:].abs().max()) <= 1
 
 
-def test_erased_rectangles_have_the_share_and_the_colour_of_the_mean() -> None:
+def test_erased_rectangles_have_the_share_and_the_color_of_the_mean() -> None:
     images = torch.full((200, 3, 32, 32), 7.0)
     chain = build_chain("erasing(probability=1, smallest=0.1, largest=0.2)")
     assert chain is not None
@@ -155,7 +155,7 @@ def test_operations_are_torchvisions(
 
 
 def test_pictures_of_two_channels_are_refused() -> None:
-    for spec in ("trivial_augment", "pca_colour"):
+    for spec in ("trivial_augment", "pca_color"):
         chain = build_chain(spec)
         assert chain is not None
         with pytest.raises(RequestError, match="2"):

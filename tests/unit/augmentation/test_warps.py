@@ -62,7 +62,7 @@ def test_a_quarter_turn_is_exact():
 
 
 @pytest.mark.parametrize("k", [0.3, -0.3])
-def test_the_centre_stays_under_a_lens(k):
+def test_the_center_stays_under_a_lens(k):
     image = torch.rand(1, 3, 9, 9)
     result = warp(image, [(LensDistortion(), torch.tensor([[k]]))])
     assert torch.equal(result[..., 4, 4], image[..., 4, 4])

@@ -25,7 +25,7 @@ def test_every_place_is_drawn_about_equally_often():
 
 
 def test_the_papers_count_of_crops():
-    assert Window(size=224).combinations(512) == 82944
+    assert Window(size=224).combinations(3, 512) == 82944
 
 
 def test_a_window_of_the_whole_picture_is_the_picture():

@@ -27,7 +27,7 @@ WRONG = {
         ["flip", "--preview", "sheet.txt"],
         "sheet.txt has no suffix of an image format: name it sheet.png",
     ),
-    "too many": (["flip", "--pictures", "100000"], "pictures must be from 1 to 100, as one sheet can show"),
+    "too many": (["flip", "--images", "100000"], "images must be from 1 to 100, as one sheet can show"),
     "folder": (["flip", "--preview", "nowhere/sheet.png"], "there is no folder nowhere: make it first"),
 }
 
@@ -46,6 +46,7 @@ def test_it_writes_a_contact_sheet(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert found == {
         "file": str(path),
         "augment": "rotation; flip(probability=1.0)",
+        "images": 3,
         "pictures": 3,
         "variants": 2,
         "corruptions": [],
@@ -96,7 +97,7 @@ def test_a_recipe_says_data_sizes_augmentations_and_seed(
 ) -> None:
     recipe, path = tmp_path / "own.yaml", str(tmp_path / "sheet.png")
     recipe.write_text("data: digits\nimage_size: 6\nscale: 12\nseed: 5\nepochs: 3\naugment: flip; rotation\n")
-    found = _run(capfd, str(recipe), "--preview", path, "--pictures", "2", "--variants", "3")
+    found = _run(capfd, str(recipe), "--preview", path, "--images", "2", "--variants", "3")
     assert found["augment"] == "window(size=6); flip; rotation"
     again = _run(capfd, str(recipe), "--preview", path, "--pictures", "2", "--variants", "3", "--seed", "6")
     assert again["captions"] != found["captions"]
@@ -104,7 +105,7 @@ def test_a_recipe_says_data_sizes_augmentations_and_seed(
 
 
 def test_mixed_pictures_have_the_labels_of_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    options = ("--data", "digits", "--preview", str(tmp_path / "sheet.png"), "--pictures", "4")
+    options = ("--data", "digits", "--preview", str(tmp_path / "sheet.png"), "--images", "4")
     found = _run(capfd, "flip; mixup(alpha=4)", *options)
     assert found["augment"] == "flip; mixup(alpha=4.0)"
     for label, *variants in found["captions"]:
@@ -140,9 +141,28 @@ def test_captions_of_large_pictures_are_those_of_each_alone(
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (40, 40), (10 * number, 0, 0)).save(path)
     options = {"data": str(folder), "pictures": 12, "variants": 2}
-    parted = polyrhythm.augment("flip; rotation; colour_jitter", tmp_path / "parted.png", **options)
+    parted = polyrhythm.augment("flip; rotation; color_jitter", tmp_path / "parted.png", **options)
     monkeypatch.setattr(chain, "_TOGETHER_PIXELS", 10**9)
-    together = polyrhythm.augment("flip; rotation; colour_jitter", tmp_path / "together.png", **options)
+    together = polyrhythm.augment("flip; rotation; color_jitter", tmp_path / "together.png", **options)
     assert parted["captions"] == together["captions"]
     assert len({text for row in parted["captions"] for text in row[1:]}) > 12
     assert (tmp_path / "parted.png").read_bytes() == (tmp_path / "together.png").read_bytes()
+
+
+def test_variants_are_counted_as_in_table_1_of_deep_image(capfd: pytest.CaptureFixture[str]) -> None:
+    """Of three the paper says how; in the others a step moves a corner by a pixel, or its light by a shade."""
+    chain = "color_casting; vignetting; lens_distortion; rotation; flip; window(size=224); erasing"
+    assert _status(["augment", chain, "--count", "512", "--json"]) == 0
+    counts = {each["name"]: each["number"] for each in json.loads(capfd.readouterr().out)["combinations"]}
+    assert (counts["color_casting"], counts["flip"], counts["window"]) == (68920, 2, 82944)
+    corner = 511 / 2 * 2**0.5
+    step = np.deg2rad(30 / (counts["rotation"] - 1))
+    assert corner * step == pytest.approx(1, rel=0.01)
+    assert corner * 0.4 / (counts["lens_distortion"] - 1) == pytest.approx(1, rel=0.01)
+    assert counts["vignetting"] == (1 + int(0.8 * corner)) * (1 + int(0.6 * 255))
+    assert counts["erasing"] is None
+
+
+def test_a_window_leaves_fewer_angles(capfd: pytest.CaptureFixture[str]) -> None:
+    assert _status(["augment", "window(size=224); rotation", "--count", "512"]) == 0
+    assert re.search(r"rotation +83$", capfd.readouterr().out, re.MULTILINE)

@@ -116,8 +116,7 @@ def test_help_describes_a_verbs_own_options_and_names_those_of_every_run(
     assert not [panel for panel in PANELS[1:] if f"─ {panel} ─" in described]
     assert ("─ Job ─" in described) == (verb == "train")
     assert described.index("--out ") < described.find("--data ") % len(described)
-    assert "--label-smoothing " in named
-    assert "--optimizer " in named
+    assert {"--label-smoothing", "--optimizer"} <= set(named.split())
     assert _status([verb, "--help", "all"]) == 0
     everything = capsys.readouterr().out
     words = " ".join(everything.replace("│", " ").split())  # in lines of the terminal's width
@@ -128,9 +127,20 @@ def test_help_describes_a_verbs_own_options_and_names_those_of_every_run(
 def test_help_lists_choices(capsys: pytest.CaptureFixture[str]) -> None:
     assert _status(["train", "--help", "all"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "auto|drawn|fixed" in text
+    assert "auto|dynamic|static" in text
     assert "Choices: adagrad, " in text or "Choices: adadelta, " in text or "Choices: adam, " in text
     assert " terngrad, threshold, top_k." in text
+
+
+@pytest.mark.parametrize("verb", ["train", "simulate"])
+def test_an_option_is_also_taken_by_its_former_name_which_help_does_not_show(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _status([verb, "--help", "all"]) == 0
+    assert "--deal" not in capsys.readouterr().out
+    cluster = ["--cluster", "office"] if verb == "simulate" else []
+    assert _status([verb, *cluster, "--data", "digits", "--deal", "drawn"]) == 2
+    assert "leave batches out" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("verb", [[], *([verb] for verbs in VERBS.values() for verb in verbs)])

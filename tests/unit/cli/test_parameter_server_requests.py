@@ -37,7 +37,7 @@ def test_an_unknown_attack_is_refused(refused: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "lamb"])
-def test_an_optimiser_of_whole_layers_is_refused_where_a_shard_cuts_one(
+def test_an_optimizer_of_whole_layers_is_refused_where_a_shard_cuts_one(
     optimizer: str, refused: Callable[..., str]
 ) -> None:
     complaint = refused("train", *TINY, "--strategy", "parameter_server(servers=2)", "--optimizer", optimizer)

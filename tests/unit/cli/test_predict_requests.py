@@ -16,10 +16,7 @@ def test_what_a_page_does_not_take(option: list[str], refused: Callable[..., str
 
 
 def test_a_port_is_of_the_page(refused: Callable[..., str]) -> None:
-    assert (
-        refused("predict", "a.png", "--weights", "x", "--port", "80")
-        == "--port is of the page: give --serve too"
-    )
+    assert refused("predict", "a.png", "--weights", "x", "--port", "80") == "--port needs --serve"
 
 
 def test_scales_are_whole_numbers(refused: Callable[..., str]) -> None:

@@ -160,6 +160,36 @@ def test_a_dry_run_has_the_same_figures_but_for_what_is_learned(
     assert none["waiting_share"] == pytest.approx(real["waiting_share"], abs=1e-3)
 
 
+PAIRS = """
+hosts:
+  - {name: pair, count: 2, cores: 4, accelerators: 2, workers: 2}
+  - {name: server, count: 1, cores: 4}
+nic: {latency_s: 0.0, bandwidth_bytes_per_s: 1.0e+9}
+inside: {latency_s: 0.0, bandwidth_bytes_per_s: 1.0e+10}
+step_time: constant(seconds=0.5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("spec", "all_bytes", "between"),
+    [
+        # Of all-reduced slices, two of three others are on the other host.
+        ("synchronous(collective=direct)", 2 * 3 / 4, 2 * 2 / 4),
+        # A pair sends one gradient to the server and receives one answer; inside, it averages and hands the answer on.
+        ("mixed(replicas=2, servers=1, placement=dedicated)", 1 + 1 + 1 / 2, 1),
+        ("parameter_server(servers=1, placement=dedicated)", 2, 2),
+    ],
+)
+def test_bytes_between_hosts_are_counted_apart_from_those_inside(
+    spec: str, all_bytes: float, between: float, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.yaml").write_text(PAIRS)
+    arguments = ["--cluster", str(tmp_path / "pairs.yaml"), "--strategy", spec, "--workers", "4"]
+    found = _simulate(tmp_path / "run", capfd, *arguments)
+    model = found["bytes_sent_per_step"] / all_bytes
+    assert found["bytes_between_hosts_per_step"] == pytest.approx(between * model, rel=5e-3)
+
+
 def test_a_dry_run_of_many_leaves_a_bounded_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "many.yaml").write_text(MANY)
     folder = tmp_path / "run"

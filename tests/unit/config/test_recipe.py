@@ -8,7 +8,7 @@ import pytest
 import yaml
 from torch import nn
 
-from polyrhythm.config.recipe import as_command, configure, read_recipe, write_recipe
+from polyrhythm.config.recipe import as_command, configure, read_recipe, read_run, write_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.training.optimizers.sgd import SGD
@@ -114,5 +114,28 @@ def test_every_field_says_what_it_is() -> None:
 def test_a_command_has_every_option_that_is_set_and_can_be_pasted() -> None:
     options = {"batch_size": 8, "notice_s": 0, "drop_last": True, "listen": None, "timings": False}
     text = as_command(["train", "my recipe.yaml"], options | {"strategy": 'stages("easgd; ssp")'})
-    said = ["--batch-size", "8", "--notice-s", "0", "--drop-last", "--strategy", 'stages("easgd; ssp")']
-    assert shlex.split(text) == ["polyrhythm", "train", "my recipe.yaml", *said]
+    command = ["--batch-size", "8", "--notice-s", "0", "--drop-last", "--strategy", 'stages("easgd; ssp")']
+    assert shlex.split(text) == ["polyrhythm", "train", "my recipe.yaml", *command]
+
+
+@pytest.mark.parametrize(("former", "today"), [("drawn", "dynamic"), ("fixed", "static"), ("auto", "auto")])
+def test_former_names_of_options_are_accepted(tmp_path: Path, former: str, today: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"deal: {former}\n")
+    assert configure({"deal": former}).batches == today
+    assert configure({"pixels": "centred"}).pixels == "centered"
+    assert configure({"batches": "auto"}, read_recipe(path)).batches == today
+    assert configure(read_recipe(path), {"batches": "static"}).batches == "static"
+
+
+def test_a_run_of_an_earlier_version_keeps_its_assignment(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("deal: drawn\n")
+    assert configure(read_run(path)).batches == "dynamic"
+    path.write_text("workers: 2\n")
+    assert configure(read_run(path)).batches == "static"
+
+
+def test_an_option_by_both_of_its_names_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"^deal is the former name of batches: leave it out$"):
+        configure({"deal": "drawn", "batches": "dynamic"})

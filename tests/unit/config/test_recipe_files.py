@@ -28,11 +28,13 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("path", RECIPES, ids=[path.stem for path in RECIPES])
 def test_every_recipe_is_a_job(path: Path, photographs: str) -> None:
-    """With pictures of the test's own where it takes a user's, and those networks small."""
+    """With pictures of the test's own where it takes a user's, those networks small, and no weights fetched."""
     told = read_recipe(path)
     own = {"data": photographs} if told["data"] == "photos/" else {"data": "digits"}
     if told["model"] in ("deep_image", "lenet5"):
         own |= SMALL if told["model"] == "deep_image" else {"image_size": 28}
+    if "weights" in told:
+        own |= {"weights": None}
     made = assemble(configure(told, own), CheckpointConfig())
     assert made.workers == told["workers"]
     assert made.learning.epochs == told["epochs"]

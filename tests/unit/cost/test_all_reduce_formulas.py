@@ -96,9 +96,11 @@ def test_the_best_segments_are_the_best_that_a_search_finds(ranks: int, elements
     payload = Payload(elements, 4)
     best = all_reduce.best_segments(A / B, ranks, payload)
     most = max(1, min(elements, 400))
-    told_s = [all_reduce.segmented_chain_s(BLOCKING, ranks, payload, count) for count in range(1, most + 1)]
+    estimated_s = [
+        all_reduce.segmented_chain_s(BLOCKING, ranks, payload, count) for count in range(1, most + 1)
+    ]
     assert 1 <= best <= max(1, elements)
-    assert all_reduce.segmented_chain_s(BLOCKING, ranks, payload, best) <= min(told_s) * 1.01
+    assert all_reduce.segmented_chain_s(BLOCKING, ranks, payload, best) <= min(estimated_s) * 1.01
     if ranks > 2 and elements == 1_000_000:
         assert best == pytest.approx(sqrt((ranks - 2) * B * payload.nbytes / A), abs=0.5)
 

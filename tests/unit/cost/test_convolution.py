@@ -77,3 +77,16 @@ def test_strides_and_single_pixels_leave_direct_methods() -> None:
         images=1, channels=3, filters=4, input_size=(9, 9), output_size=(9, 9), kernel=(1, 1)
     )
     assert [method.name for method in methods(pointwise)] == ["direct", "im2col", "fft"]
+
+
+@pytest.mark.parametrize(("channels", "depth"), [(1, 5), (3, 6), (64, 11)])
+def test_a_sum_of_products_is_as_deep_as_a_tree(channels: int, depth: int) -> None:
+    """A product, and then pairs are added until one number is left: 9, 27 and 576 products."""
+    shape = Convolution(
+        images=1, channels=channels, filters=2, input_size=(6, 6), output_size=(4, 4), kernel=(3, 3)
+    )
+    terms, rounds = channels * 9, 1
+    while terms > 1:
+        terms, rounds = (terms + 1) // 2, rounds + 1
+    assert direct(shape).depth == im2col(shape).depth == rounds == depth
+    assert fft(shape).depth > winograd(shape, 2).depth > 0

@@ -31,7 +31,7 @@ class Items(TorchDataset):
         return image, int(label)
 
 
-def test_bytes_become_normalised_numbers():
+def test_bytes_become_normalized_numbers():
     images = torch.tensor([0, 100, 255, 7], dtype=torch.uint8).view(4, 1, 1, 1)
     split = TensorSplit(images, torch.arange(4), mean=100, std=50)
     chosen = split.images(torch.tensor([2, 0, 2]))

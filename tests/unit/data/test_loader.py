@@ -1,4 +1,6 @@
 import threading
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,6 +87,17 @@ def test_a_sample_has_the_same_key_on_every_worker_and_another_in_every_epoch_an
     assert alone == keys(2, 4) == keys(3, 5)
     for other in (keys(1, 16, epoch=1), keys(1, 16, seed=1)):
         assert not set(alone.values()) & set(other.values())
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_waiting_for_batches_is_counted_with_the_processor_time_meanwhile(ahead, monkeypatch):
+    """Clocks by hand: each batch takes 3 s, of which the process computes 1 s."""
+    clocks = SimpleNamespace(perf_counter=count(0, 3).__next__, process_time=count(0, 1).__next__)
+    monkeypatch.setattr("polyrhythm.data.loader.time", clocks)
+    loader = Loader(numbered(12), Share(0, 1, 4, seed=1), noise, ahead)
+    assert len(list(loader.epoch(0))) == 3
+    assert loader.waits.taken() == (9, 3)
+    assert loader.waits.taken() == (0, 0)
 
 
 def test_the_background_thread_stays_ahead_by_as_many_as_asked():
@@ -181,3 +194,12 @@ def test_gathering_for_many_workers_takes_no_more_than_its_bound_together(monkey
         gathered.clear()
         next(iter(Loader(split, Share(0, workers, 5, seed=0)).epoch(0)))
         assert gathered == [images]
+
+
+def test_batches_that_are_gathered_in_memory_are_not_waited_for():
+    share = Share(0, 1, 4, seed=1)
+    gathered, changed = Loader(numbered(40), share), Loader(numbered(40), share, noise)
+    for loader in (gathered, changed):
+        assert len(list(loader.epoch(0))) == 10
+    assert gathered.waits.taken() == (0.0, 0.0)
+    assert changed.waits.taken()[0] > 0

@@ -55,15 +55,15 @@ def test_the_tones_change_nothing_but_the_numbers(name: str) -> None:
 
 
 def test_noise_has_the_stated_size() -> None:
-    grey, indices = torch.full((8, 3, 64, 64), 0.5), torch.arange(8)
-    assert (_corruption("gaussian_noise")(grey, 1, indices, UNIT) - grey).std() == pytest.approx(
+    gray, indices = torch.full((8, 3, 64, 64), 0.5), torch.arange(8)
+    assert (_corruption("gaussian_noise")(gray, 1, indices, UNIT) - gray).std() == pytest.approx(
         0.08, rel=0.02
     )
-    counted = _corruption("shot_noise")(grey, 2, indices, UNIT)
+    counted = _corruption("shot_noise")(gray, 2, indices, UNIT)
     assert counted.mean() == pytest.approx(0.5, abs=0.01)
     assert counted.std() == pytest.approx((0.5 / 25) ** 0.5, rel=0.03)
     torch.testing.assert_close((counted * 25).round(), counted * 25)
-    spoiled = _corruption("impulse_noise")(grey, 4, indices, UNIT)
+    spoiled = _corruption("impulse_noise")(gray, 4, indices, UNIT)
     assert (spoiled == 0).float().mean() == pytest.approx(0.085, abs=0.005)
     assert (spoiled == 1).float().mean() == pytest.approx(0.085, abs=0.005)
 
@@ -76,8 +76,8 @@ def test_light_and_contrast_are_the_formulas() -> None:
     for found, before in zip(brighter[::97].tolist(), pixels[::97].tolist(), strict=True):
         hue, saturation, value = rgb_to_hsv(*before)
         assert found == pytest.approx(hsv_to_rgb(hue, saturation, min(1, value + 0.3)), abs=1e-6)
-    grey = pictures[:, :1]
-    torch.testing.assert_close(_corruption("brightness")(grey, 3, indices, UNIT), (grey + 0.3).clamp(0, 1))
+    gray = pictures[:, :1]
+    torch.testing.assert_close(_corruption("brightness")(gray, 3, indices, UNIT), (gray + 0.3).clamp(0, 1))
     mean = pictures.mean((2, 3), keepdim=True)
     torch.testing.assert_close(
         _corruption("contrast")(pictures, 2, indices, UNIT), mean + 0.3 * (pictures - mean)
@@ -120,10 +120,10 @@ def test_motion_is_as_long_in_small_pictures_as_in_large_ones() -> None:
     spread = _corruption("motion_blur")(point, 5, torch.tensor([2]), UNIT)[0, 0]
     assert spread.sum() == pytest.approx(1, rel=1e-5)
     places = torch.arange(65.0) - 32
-    centre = (float((spread * places).sum()), float((spread * places[:, None]).sum()))
+    center = (float((spread * places).sum()), float((spread * places[:, None]).sum()))
     ways = np.arange(41)
     times = np.exp(-(ways**2) / (2 * 15**2))
-    assert np.hypot(*centre) == pytest.approx((ways * times).sum() / times.sum() * 65 / 224, rel=0.1)
+    assert np.hypot(*center) == pytest.approx((ways * times).sum() / times.sum() * 65 / 224, rel=0.1)
 
 
 def test_pixelation_is_an_average_over_squares() -> None:
@@ -155,8 +155,8 @@ def test_compression_is_pillows() -> None:
 
 
 def test_fog_is_a_cloud_that_the_brightest_place_bears() -> None:
-    grey, indices = torch.full((6, 3, 48, 60), 0.5), torch.arange(6)
-    found = _corruption("fog")(grey, 1, indices, UNIT)
+    gray, indices = torch.full((6, 3, 48, 60), 0.5), torch.arange(6)
+    found = _corruption("fog")(gray, 1, indices, UNIT)
     # x + f p, scaled by max(x) / (max(x) + f): from a quarter of the gray to all of it, as p goes from 0 to 1.
     cloud = (found / (0.5 / (0.5 + 1.5)) - 0.5) / 1.5
     assert cloud.min() >= -1e-5
@@ -215,8 +215,8 @@ def test_frost_is_laid_over_what_is_kept() -> None:
     assert 0.35 < brightness.min() < brightness.max() < 1
     assert brightness.std() > 0.02
     assert ice[:, 1].std((1, 2)).min() > 0.02
-    grey = _corruption("frost")(ramp[:, :1], 3, indices, UNIT)
-    assert grey.shape == (6, 1, 64, 64)
+    gray = _corruption("frost")(ramp[:, :1], 3, indices, UNIT)
+    assert gray.shape == (6, 1, 64, 64)
 
 
 def test_zoom_blur_is_the_mean_of_magnified_pictures() -> None:

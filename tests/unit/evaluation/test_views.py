@@ -52,7 +52,7 @@ def test_a_flip_averages_probabilities_not_scores(model: torch.nn.Module, split:
     torch.testing.assert_close(_seen(model, split, flip=True), expected)
 
 
-def test_scales_are_centre_crops_of_resized_pictures(model: torch.nn.Module, split: TensorSplit) -> None:
+def test_scales_are_center_crops_of_resized_pictures(model: torch.nn.Module, split: TensorSplit) -> None:
     images = split.images(EVERY)
     larger = interpolate(images, (36, 36), mode="bilinear", antialias=True)[:, :, 4:32, 4:32]
     expected = (_softmax(model, images) + _softmax(model, larger)) / 2

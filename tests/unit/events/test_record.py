@@ -12,6 +12,7 @@ from polyrhythm.events import (
     Logged,
     RunStarted,
     ServerProgress,
+    StateDiffers,
     WorkerProgress,
     from_json,
 )
@@ -49,6 +50,8 @@ def rest(kind):
         return {"values": {"accuracy": 0.5}}
     if kind is ImagesLeftOut:
         return {"files": ["a.png", "b.png"]}
+    if kind is StateDiffers:
+        return {"workers": [1], "after_step": None, "returned_to": 20}
     if kind is BatchesBalanced:
         return {"sizes": [48, 16]}
     return {each.name: {"steps": 4} for each in fields(kind) if each.name == "result"}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import ctypes
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from polyrhythm.launch import energy
 from polyrhythm.launch.energy import EnergyCounter
 
 
@@ -48,33 +48,38 @@ def test_where_nobody_tells_nothing_is_known(tmp_path: Path) -> None:
     assert counter.joules is None
 
 
-class NoNvml(Exception):
-    """As NVML's own error."""
+class ImitatedNvml:
+    """A library as the driver has it, whose GPUs have counted so many millijoules; None: one that cannot count."""
 
+    def __init__(self, counters: dict[int, int | None], status: int = 0) -> None:
+        self.counters = counters
+        self.status = status
 
-def imitated_nvml(counters: dict[int, int | None]) -> Any:
-    """A library whose GPUs have counted so many millijoules; None: one that cannot count."""
+    def nvmlInit_v2(self) -> int:
+        return self.status
 
-    def taken(handle: int) -> int:
-        counted = counters[handle]
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = len(self.counters)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, handle: Any) -> int:
+        handle._obj.value = 0x1000 + index.value
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: ctypes.c_void_p, taken: Any) -> int:
+        counted = self.counters[(handle.value or 0) - 0x1000]
         if counted is None:
-            raise NoNvml("not supported")
-        return counted
-
-    made: Any = ModuleType("pynvml")
-    made.NVMLError = NoNvml
-    made.nvmlInit = lambda: None
-    made.nvmlDeviceGetCount = lambda: len(counters)
-    made.nvmlDeviceGetHandleByIndex = lambda index: index
-    made.nvmlDeviceGetTotalEnergyConsumption = taken
-    return made
+            return 3  # not supported
+        taken._obj.value = counted
+        return 0
 
 
 def test_gpus_are_added_up_from_where_they_stood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counters: dict[int, int | None] = {0: 5_000, 1: 70_000, 2: None}
-    monkeypatch.setitem(sys.modules, "pynvml", imitated_nvml(counters))
+    many = 1 << 40  # more than 32 bits, as of a driver that was loaded weeks ago
+    counters: dict[int, int | None] = {0: 5_000, 1: many, 2: None}
+    monkeypatch.setattr(energy, "_library", lambda: ImitatedNvml(counters))
     counter = EnergyCounter(tmp_path)
-    counters |= {0: 6_500, 1: 70_250}
+    counters |= {0: 6_500, 1: many + 250}
     assert counter.gpu_joules == pytest.approx(1.75)
     counters[1] = None  # it has fallen off the bus
     assert counter.gpu_joules == pytest.approx(1.5)
@@ -84,22 +89,10 @@ def test_gpus_are_added_up_from_where_they_stood(tmp_path: Path, monkeypatch: py
 def test_without_a_driver_or_the_library_gpus_tell_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nvml = imitated_nvml({0: 1})
-
-    def no_driver() -> None:
-        raise NoNvml("driver not loaded")
-
-    nvml.nvmlInit = no_driver
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(
+        energy, "_library", lambda: ImitatedNvml({0: 1}, status=9)
+    )  # the driver is not loaded
     assert EnergyCounter(tmp_path).gpu_joules is None
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.undo()
+    monkeypatch.setattr(energy, "NVML", "libnvidia-of-no-machine.so.1")
     assert EnergyCounter(tmp_path).gpu_joules is None
-
-
-def test_the_imitated_library_has_the_names_of_the_real_one() -> None:
-    real = pytest.importorskip("pynvml")
-    assert [
-        name
-        for name in vars(imitated_nvml({}))
-        if name.startswith(("nvml", "NVML")) and not hasattr(real, name)
-    ] == []

@@ -17,7 +17,7 @@ from polyrhythm.config.assemble import strategy_from
 from polyrhythm.config.model import devices_from
 from polyrhythm.errors import RequestError
 from polyrhythm.launch import rank as rank_of_a_run
-from polyrhythm.launch.devices import check_kinds_of_devices, device_of_worker, gpu_of, threads_beside_gpus
+from polyrhythm.launch.devices import check_kinds_of_devices, device_of_worker, gpu_of, threads_next_to_gpus
 from polyrhythm.training.forward_pass import Precision
 
 
@@ -79,8 +79,8 @@ def test_each_worker_may_have_another_kind_of_device(monkeypatch: pytest.MonkeyP
     devices = devices_from("cpu, cuda, cuda, cuda, cpu", 5)
     found = [str(device_of_worker(devices, worker)) for worker in range(5)]
     assert found == ["cpu", "cuda:0", "cuda:1", "cuda:0", "cpu"]
-    assert [threads_beside_gpus(16, devices, worker) for worker in range(5)] == [6, 1, 1, 1, 6]
-    assert [threads_beside_gpus(2, devices, worker) for worker in range(5)] == [1] * 5
+    assert [threads_next_to_gpus(16, devices, worker) for worker in range(5)] == [6, 1, 1, 1, 6]
+    assert [threads_next_to_gpus(2, devices, worker) for worker in range(5)] == [1] * 5
     assert devices_from("cpu", 3) == (torch.device("cpu"),) * 3
 
 

@@ -95,7 +95,7 @@ def outcomes(events: list[Event]) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _a_store_without_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyrhythm.launch.process_source.tell_of_loss", lambda store, lost, to: None)
+    monkeypatch.setattr("polyrhythm.launch.process_source.record_loss", lambda store, lost, to: None)
 
 
 def test_a_run_that_is_made_to_stop_for_want_of_workers_has_failed_whatever_its_leader_has_heard() -> None:

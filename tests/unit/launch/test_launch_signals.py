@@ -109,7 +109,7 @@ def test_a_terminal_that_is_gone_is_ignored_under_nohup() -> None:
 def test_only_a_machine_that_gives_notice_preempts(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyrhythm.launch.signals._came", {number})
+    monkeypatch.setattr("polyrhythm.launch.signals._arrived", {number})
     (tmp_path / "config.yaml").write_text("workers: 2\nnotice_s: 30.0\n")
     (tmp_path / "without.yaml").write_text("workers: 2\nnotice_s: null\n")
     given = [

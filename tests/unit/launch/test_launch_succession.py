@@ -6,8 +6,8 @@ from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.launch.supervisor import Succession
 
 
-def test_pauses_double_for_the_same_worker_and_restarts_are_of_the_run() -> None:
-    made = Succession(4)
+def test_pauses_double_for_the_same_worker_and_restarts_are_of_a_rank() -> None:
+    made = Succession(3)
     assert made.lose(Peer(1, 0), 10.0) == 0.5
     assert made.lose(Peer(2, 0), 10.1) == 0.5
     assert made.next_s() == 10.5
@@ -17,10 +17,11 @@ def test_pauses_double_for_the_same_worker_and_restarts_are_of_the_run() -> None
     assert made.next_s() is None
     assert made.lose(Peer(1, 1), 11.0) == 1.0
     assert made.lose(Peer(1, 2), 13.0) == 2.0  # after 1 s
-    assert made.left == 0
+    assert not made.allows(1, 20.0)
     assert made.lose(Peer(1, 3), 20.0) is None
     assert made.take_due(15.0) == [Peer(1, 2), Peer(1, 3)]
     assert made.next_s() is None
+    assert made.lose(Peer(2, 1), 20.0) == 0.5
 
 
 def test_pauses_have_a_limit() -> None:
@@ -50,7 +51,7 @@ def test_the_one_whom_the_others_wait_for_starts_all_the_same() -> None:
     for rank in (0, 1):
         made.lose(Peer(rank, 0), 0.0)
     made.cancel(spare=0)
-    assert made.left == 0
+    assert not made.allows(0, 0.0)
     assert made.take_due(100.0) == [Peer(0, 1)]
 
 

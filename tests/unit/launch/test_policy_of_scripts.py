@@ -36,7 +36,7 @@ def test_it_asks_the_strategy(spec: str, borne: set[int]) -> None:
     assert {rank for rank in range(roles.size) if found.survives(rank, roles, leader_returns=True)} == borne
 
 
-def test_neighbouring_servers_cannot_both_be_spared() -> None:
+def test_neighboring_servers_cannot_both_be_spared() -> None:
     found, roles = policy("parameter_server(servers=4, replicas=2)", 2), roles_in_order(2, 4)
     assert [rank for rank in (3, 4, 5) if found.survives(rank, roles, [2])] == [4]
 

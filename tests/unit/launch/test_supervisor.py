@@ -15,6 +15,7 @@ from polyrhythm.launch.script import policy_of
 from polyrhythm.launch.supervisor import (
     BUG,
     PEER,
+    PERIOD_S,
     REQUEST,
     RUN,
     Admits,
@@ -38,6 +39,7 @@ from polyrhythm.launch.supervisor import (
     Order,
     Over,
     PolicyKnown,
+    PrintMessage,
     Quiet,
     RankLost,
     Refuse,
@@ -47,7 +49,6 @@ from polyrhythm.launch.supervisor import (
     Stop,
     StopAsked,
     Supervisor,
-    Tell,
     Vacate,
     Waiting,
 )
@@ -101,7 +102,7 @@ def known(spec: str, workers: int = 3) -> PolicyKnown:
 
 
 def said(orders: list[Order]) -> list[str]:
-    return [order.text for order in orders if isinstance(order, Tell)]
+    return [order.text for order in orders if isinstance(order, PrintMessage)]
 
 
 def announced(orders: list[Order]) -> set[tuple[Peer, Peer]]:
@@ -130,7 +131,7 @@ class TestLosses:
             Announce(FIRST, SECOND),
             Announce(FIRST, SERVER),
             Vacate(1, coming=True),
-            Tell(
+            PrintMessage(
                 "worker 1 (rank 1) was killed by SIGKILL; the others continue, and it is started again in 0.5 s "
                 "(restart 1 of 2)"
             ),
@@ -145,6 +146,20 @@ class TestLosses:
         run.on(Exited(FIRST, KILLED), 10.0)
         run.on(Exited(SECOND, KILLED), 10.1)
         assert run.on(Quiet(), 10.5) == [Announce(SECOND, Peer(1, 1)), Start(Peer(1, 1), {0: 0, 3: 0})]
+
+    def test_restarts_count_by_rank_and_for_an_hour(self) -> None:
+        run = of_train(restarts=2)
+        at_s = 10.0
+        for generation in range(2):
+            for rank in (1, 2):
+                orders = run.on(Exited(Peer(rank, generation), KILLED), at_s)
+                assert f"(restart {generation + 1} of 2)" in said(orders)[0]
+                at_s += 100.0
+                assert len(starts(run.on(Quiet(), at_s))) == 1
+        assert said(run.on(Exited(Peer(1, 2), KILLED), at_s)) == [
+            "worker 1 (rank 1) was killed by SIGKILL; the others continue"
+        ]
+        assert "(restart 1 of 2)" in said(run.on(Exited(Peer(2, 2), KILLED), at_s + PERIOD_S))[0]
 
     def test_without_a_restart_left_the_others_go_on_alone(self) -> None:
         run = of_train(restarts=0)
@@ -333,7 +348,7 @@ class TestGuests:
         assert run.on(GuestAsked(7, "10.0.0.5:1"), 1.0) == [
             Announce(SECOND, Peer(1, 1)),
             Seat(7, Peer(1, 1)),
-            Tell("10.0.0.5:1 takes the place of worker 1 (rank 1)"),
+            PrintMessage("10.0.0.5:1 takes the place of worker 1 (rank 1)"),
         ]
         assert run.on(GuestAsked(8, "10.0.0.6:1"), 1.0)[0] == Seat(8, Peer(2, 1))
         assert run.on(GuestAsked(9, "10.0.0.7:1"), 1.0) == [Refuse(9)]
@@ -404,7 +419,7 @@ class TestGuests:
         assert run.on(facts[1], 1.1) == []
         run.on(GuestRefused("10.0.0.3:1", "silent", "it said nothing"), 1.2)
         assert run.on(Ended(), 2.0) == [
-            Tell("the join server refused 3 visitors: 2 token, 1 silent"),
+            PrintMessage("the join server refused 3 visitors: 2 token, 1 silent"),
             CloseJoinServer(),
         ]
 
@@ -519,7 +534,7 @@ class TestScripts:
             "worker 1 (rank 1) was killed by SIGKILL; the others continue, and it is started again in 1 s "
             "(restart 1 of 3)",
             "worker 0 (rank 0) was killed by SIGKILL; the others wait for its replacement, and it is started again "
-            "at once (restart 2 of 3)",
+            "at once (restart 1 of 3)",
         ]
         assert [start.peer for start in starts(orders)] == [Peer(0, 1)]
         assert [start.peer for start in starts(run.on(Quiet(), 5.0))] == [Peer(1, 2)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -19,9 +23,23 @@ from polyrhythm.communication.transports.torch_distributed.rank import CLOSING_P
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous, host_store
 from polyrhythm.launch import watchdog
 from polyrhythm.launch import watchdog as lived_clock
-from polyrhythm.launch.watchdog import GAPS, Pulse, Watchdog, WatchdogSetting, cause_of_loss, publish, read
+from polyrhythm.launch.watchdog import (
+    GAPS,
+    CoreUse,
+    Pulse,
+    Watchdog,
+    WatchdogSetting,
+    activities,
+    cause_of_loss,
+    core_use,
+    publish,
+    read,
+    show_beat,
+    shown_beat,
+)
 
 _LEAVE_IF_CUT_OFF = Watchdog._leave_if_cut_off
+_AFAR = "192.0.2.1"
 
 
 @pytest.fixture(autouse=True)
@@ -31,15 +49,21 @@ def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def setting(
-    store: object, rank: int, said: list[str], folder: Path | None = None, floor_s: float = 0.3, size: int = 2
+    store: object,
+    rank: int,
+    said: list[str],
+    folder: Path | None = None,
+    floor_s: float = 0.3,
+    size: int = 2,
+    address: str = LOOPBACK,
 ) -> WatchdogSetting:
     return WatchdogSetting(
-        rendezvous=Rendezvous(store, rank, size, LOOPBACK),
+        rendezvous=Rendezvous(store, rank, size, address),
         names=[f"worker {worker}" for worker in range(size)],
         host=f"host {rank}",
         activity=Activity(),
         is_lost=lambda rank: False,
-        say=said.append,
+        notify=said.append,
         what_then=lambda rank: "the run stops",
         folder=folder,
         floor_s=floor_s,
@@ -112,11 +136,146 @@ def test_who_beats_or_has_left_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_time_in_which_this_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
     monkeypatch.setattr(lived_clock.time, "monotonic", lambda: now_s[0])
-    clock = lived_clock.LivedClock(0.5)
+    clock = lived_clock.LivedClock()
     for passed_s in (0.5, 0.7, 3600.0, 0.5):
         now_s[0] += passed_s
-        clock.tick()
-    assert clock.now_s == pytest.approx(0.5 + 0.7 + 1.5 + 0.5)
+        clock.tick(0.5)
+    assert clock.now_s == pytest.approx(0.5 + 0.7 + 0.75 + 0.5)
+
+
+def test_a_process_that_waits_for_a_core_is_known_to() -> None:
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        began = core_use(processes[0].pid)
+        assert began.runnable
+        deadline = time.monotonic() + 20
+        while core_use(processes[0].pid).starved_s(began, 60.0) < 0.1:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert core_use(processes[0].pid) == CoreUse()
+
+
+@pytest.mark.parametrize(
+    ("host", "ran", "waited", "runnable", "starves"),
+    [
+        ("host 0", 0, 1, True, True),
+        ("host 0", 0, 0, True, True),  # its wait is not over
+        ("host 0", 1, 0, True, False),  # it computes, and does not beat
+        ("host 0", 0, 0, False, False),  # it is stopped
+        ("host 1", 0, 1, True, False),
+    ],
+)
+def test_a_rank_of_this_host_is_not_silent_while_it_waits_for_a_core(
+    host: str, ran: int, waited: int, runnable: bool, starves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, said = host_store(), []  # type: dist.TCPStore, list[str]
+    publish(store, Pulse(1, 0, role="worker 1", host=host, process=1))
+    dog = Watchdog(setting(store, 0, said))
+    monkeypatch.setattr(watchdog.os, "kill", lambda process, number: None)
+
+    def used(process: int) -> CoreUse:
+        return CoreUse(ran * dog._clock.now_s, waited * dog._clock.now_s, runnable)
+
+    monkeypatch.setattr(watchdog, "core_use", used)
+    dog._passed_s = 0.1
+    for look in range(100):
+        dog._clock.now_s = 0.1 * look
+        dog._look_around()
+    assert any("is taken for lost" in text for text in said) == (not starves)
+
+
+def test_beats_that_a_rank_of_this_host_shows_count_without_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, said = host_store(), []  # type: dist.TCPStore, list[str]
+    over, shows = threading.Event(), threading.Thread(target=lambda: over.wait())
+    shows.start()
+    pulse = Pulse(
+        1, 0, role="worker 1", beat=7, host="host 0", process=os.getpid(), thread=shows.native_id or 0
+    )
+    publish(store, pulse)
+    dog = Watchdog(setting(store, 0, said))
+    monkeypatch.setattr(watchdog.os, "kill", lambda process, number: None)
+    monkeypatch.setattr(watchdog, "core_use", lambda process: CoreUse())
+    asked: list[list[str]] = []
+    multi_get = dog._store.inner.multi_get
+    dog._store = SimpleNamespace(  # type: ignore[assignment]
+        **{
+            name: getattr(dog._store.inner, name)
+            for name in ("set", "add", "check", "compare_set", "queue_push")
+        },
+        multi_get=lambda keys: asked.append(keys) or multi_get(keys),
+    )
+    try:
+        for look in range(100):
+            dog._clock.now_s = 0.1 * look
+            show_beat(look, pulse.thread)
+            assert shown_beat(pulse) == look
+            dog._look_around()
+        assert not said
+        assert not any("pulse/1" in keys for keys in asked[-90:])
+        for look in range(100, 200):
+            dog._clock.now_s = 0.1 * look
+            dog._look_around()
+        assert ["has been silent" in said[0], "is taken for lost" in said[1]] == [True, True]
+        publish(store, replace(pulse, left=True))
+    finally:
+        over.set()
+        shows.join()
+    ends_s = time.monotonic() + 20  # the system may take the thread away a little after it was joined
+    while shown_beat(pulse) is not None:
+        assert time.monotonic() < ends_s
+
+
+def test_the_first_pulse_of_a_rank_names_the_thread_that_shows_its_beats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(Watchdog, "_watch", lambda self: None)
+    monkeypatch.setattr(Watchdog, "_leave_if_cut_off", lambda self: over.wait())
+    store = host_store()
+    with Watchdog(setting(store, 0, [])) as dog:
+        pulse = read(store, [0])[0]
+        assert (pulse.beat, pulse.thread) == (0, dog._fence.native_id)
+        assert (pulse.process, pulse.host) == (os.getpid(), "host 0")
+        over.set()
+
+
+def test_a_rank_shows_its_beats_and_on_loopback_never_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "answers", lambda store, patience_s: False)
+    monkeypatch.setattr(watchdog, "LivedClock", Counted)
+    dog = Watchdog(setting(host_store(), 0, [], floor_s=3.0))
+    monkeypatch.setattr(dog, "_leave", lambda why: pytest.fail(why))
+    dog._asks, dog._over = True, Pauses(400)  # type: ignore[assignment]
+    before = Path("/proc/thread-self/comm").read_text()
+    try:
+        _LEAVE_IF_CUT_OFF(dog)
+        shown = Pulse(0, 0, role="worker 0", process=os.getpid(), thread=threading.get_native_id())
+        assert shown_beat(shown) == 400
+    finally:
+        Path("/proc/thread-self/comm").write_text(before)
+
+
+def test_what_hundreds_of_ranks_do_is_counted() -> None:
+    pulses = [
+        Pulse(rank, 0, role=f"worker {rank}", step=3 + rank % 2, doing=f"adding up over ranks 0, {rank}")
+        for rank in range(100)
+    ]
+    computing = [
+        Pulse(100 + rank, 0, role=f"worker {100 + rank}", step=4, doing=COMPUTING) for rank in range(28)
+    ]
+    text = "128 ranks at steps 3 to 4: 100 adding up over ranks …, 28 computing"
+    assert activities(pulses + computing) == text
+    assert activities(pulses[:2]) == "; ".join(pulse.text for pulse in pulses[:2])
 
 
 def test_an_activity_knows_what_its_rank_does_and_what_its_steps_take() -> None:
@@ -187,7 +346,7 @@ def beats_until_lost(number: int, *, heard: bool) -> tuple[SilentOnce, list[str]
 
 def test_a_rank_is_taken_for_lost_once_and_all_hear_it_whenever_the_store_does_not_answer() -> None:
     calls = beats_until_lost(-1, heard=False)[0].calls
-    assert calls > 40
+    assert calls > 30
     for number in range(calls):
         for heard in (False, True):
             store, said = beats_until_lost(number, heard=heard)
@@ -214,11 +373,12 @@ class Pauses:
 class Counted:
     """A clock that goes on by a quarter of a second at each look."""
 
-    def __init__(self, beat_s: float) -> None:
+    def __init__(self) -> None:
         self.now_s = 0.0
 
-    def tick(self) -> None:
+    def tick(self, beat_s: float) -> float:
         self.now_s += 0.25
+        return 0.25
 
 
 def test_a_way_that_is_there_for_less_than_a_second_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +391,8 @@ def test_a_way_that_is_there_for_less_than_a_second_is_used(monkeypatch: pytest.
 
     monkeypatch.setattr(watchdog, "LivedClock", Counted)
     monkeypatch.setattr(watchdog, "answers", answers)
-    dog = Watchdog(setting(host_store(), 0, [], floor_s=3.0))
+    dog = Watchdog(setting(host_store(), 0, [], floor_s=3.0, address=_AFAR))
+    dog._asks = True
     beats: list[float] = []
     monkeypatch.setattr(dog, "_watch", lambda connection: beats.append(connection))
     dog._over = fence = Pauses(13)  # type: ignore[assignment]
@@ -239,6 +400,27 @@ def test_a_way_that_is_there_for_less_than_a_second_is_used(monkeypatch: pytest.
     assert beats == [1]
     usual, tries = [0.5] * 7, [0.05] * 6
     assert fence.asked_s == [*usual, *tries, 0.5]
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_only_who_cannot_connect_to_the_store_leaves(
+    reachable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "LivedClock", Counted)
+    monkeypatch.setattr(watchdog, "answers", lambda store, patience_s: reachable)
+    dog = Watchdog(setting(host_store(), 0, [], floor_s=3.0, address=_AFAR))
+    connections: list[int] = []
+    left: list[str] = []
+    monkeypatch.setattr(dog, "_watch", connections.append)
+    monkeypatch.setattr(dog, "_leave", left.append)
+    dog._asks, dog._over = True, Pauses(400)  # type: ignore[assignment]
+    _LEAVE_IF_CUT_OFF(dog)
+    if reachable:  # after 100 s of a store that does not answer
+        assert not left
+        assert 10 < len(connections) < 25
+    else:
+        assert left
+        assert not connections
 
 
 @pytest.mark.parametrize(("connection", "first_s"), [(0, 0.5), (1, 0.0)])

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from polyrhythm.errors import RequestError
-from polyrhythm.models.create import check_picture_size, create_model
+from polyrhythm.models.create import check_image_size, create_model
 
 
 class NotOnShapes(nn.Module):
@@ -35,7 +35,7 @@ def test_a_network_that_cannot_be_run_on_shapes_is_run_on_numbers():
     expected = torch.rand(2)
     torch.manual_seed(0)
 
-    check_picture_size(model, "odd", 3, (1, 8, 8))
+    check_image_size(model, "odd", 3, (1, 8, 8))
 
     assert torch.equal(torch.rand(2), expected)  # its dropout drew nothing from the caller's generator
 
@@ -44,21 +44,21 @@ def test_its_own_reason_is_told_where_no_size_is_known():
     with pytest.raises(
         RequestError, match=r"odd does not support images of 7x7 \(too small\): give another --image-size"
     ):
-        check_picture_size(NotOnShapes(8), "odd", 3, (1, 7, 7))
+        check_image_size(NotOnShapes(8), "odd", 3, (1, 7, 7))
 
 
 def test_what_gives_no_logits_is_no_classifier():
     with pytest.raises(
         RequestError, match=r"encoder is not a classifier: its output is \(2, 4, 6, 6\), not \(2, 10\)"
     ):
-        check_picture_size(nn.Conv2d(1, 4, 3), "encoder", 10, (1, 8, 8))
+        check_image_size(nn.Conv2d(1, 4, 3), "encoder", 10, (1, 8, 8))
 
 
 def test_the_network_is_left_as_it_was():
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
-    check_picture_size(model, "norm", 3, (1, 4, 4))
+    check_image_size(model, "norm", 3, (1, 4, 4))
 
     assert model.training
     for name, tensor in model.state_dict().items():

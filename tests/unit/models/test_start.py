@@ -43,15 +43,15 @@ def test_weights_of_another_network_are_refused_and_nothing_is_changed() -> None
     assert torch.equal(model[0].weight, before)
 
 
-def test_pretrained_weights_say_how_pictures_were_normalised(tmp_path: Path) -> None:
-    assert pixels_of("efficientnet_lite0") == "centred"
-    assert pixels_of("efficientnet_lite0(file='x')") == "centred"
+def test_pretrained_weights_say_how_pictures_were_normalized(tmp_path: Path) -> None:
+    assert pixels_of("efficientnet_lite0") == "centered"
+    assert pixels_of("efficientnet_lite0(file='x')") == "centered"
     assert pixels_of(str(tmp_path)) is None
-    assert configure({"weights": "efficientnet_lite0"}).pixels == "centred"
+    assert configure({"weights": "efficientnet_lite0"}).pixels == "centered"
     assert configure({"weights": "efficientnet_lite0", "pixels": "imagenet"}).pixels == "imagenet"
     assert configure({}).pixels is None
-    (tmp_path / "config.yaml").write_text("pixels: centred\n")
-    assert configure({"weights": str(tmp_path)}).pixels == "centred"
+    (tmp_path / "config.yaml").write_text("pixels: centered\n")
+    assert configure({"weights": str(tmp_path)}).pixels == "centered"
 
 
 def test_a_damaged_file_of_pretrained_weights_is_refused(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_the_next_examples_travel_while_the_head_waits_for_its_own():
     assert max(ends) == pytest.approx(4.0, abs=1e-3)
 
 
-def test_neighbouring_slices_cover_all_neurons():
+def test_neighboring_slices_cover_all_neurons():
     for count, workers in [(10, 3), (2, 5), (6144, 6)]:
         slices = neurons(count, workers)
         assert slices[0].start == 0

@@ -13,8 +13,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
 from polyrhythm.partition.cut import cut
-from polyrhythm.partition.hybrid_pass import HybridPass
-from polyrhythm.partition.ownership import Ownership
+from polyrhythm.partition.ownership import Ownership, division
 from polyrhythm.strategies.allreduce.hybrid import HybridUpdate
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -35,20 +34,20 @@ def adam(parameters):
 
 
 def trained(scheme, sizes, optimizer=momentum, collective=None):
-    """Gives every worker's vector before and after it is made whole, with what it was told of each step."""
+    """Gives every worker's vector, the pieces of the whole one that are in it, and what it was told of each step."""
     time = VirtualTime()
     cluster = SimulatedCluster(time, ConstantNetwork(time, 1e-3, 1e6), len(sizes))
     found = {}
 
     def play(rank):
         model = network()
-        parts = cut(model, torch.zeros(1, *IMAGE, dtype=torch.float64))
-        flat = FlatParameters(model)
+        flat = FlatParameters(model, elsewhere=len(sizes) > 1)
         group, plan = cluster.communicator(rank), OptimizerPlan.of(optimizer(model.parameters()), flat)
-        passes = HybridPass(parts, group, scheme)
-        updates = HybridUpdate(
-            flat, Ownership.of(flat, parts, len(sizes)), plan, group, collective or Library()
-        )
+        image = torch.zeros(1, *IMAGE, dtype=torch.float64)
+        divided = division(model, flat, image, "copied", len(sizes), rank)
+        passes, own, ownership = divided.passes(group, scheme), divided.own, divided.ownership
+        own.allocate_gradients()
+        updates = HybridUpdate(own, ownership, plan, group, collective or Library())
         told = []
         for step in range(STEPS):
             images, labels = batch(rank + 10 * step, sizes[rank])
@@ -59,14 +58,18 @@ def trained(scheme, sizes, optimizer=momentum, collective=None):
                 weight,
             )
             told.append(updates.update(weight, RATE, stop=rank == 1 and step == 2))
-        before = flat.vector.clone()
-        updates.gather()
-        found[rank] = (before, flat.vector, told)
+        found[rank] = (own.flat.vector, own.pieces[rank] if len(sizes) > 1 else [slice(0, flat.size)], told)
 
     for rank in range(len(sizes)):
         time.spawn(f"worker {rank}", lambda rank=rank: play(rank))
     time.run()
     return [found[rank] for rank in range(len(sizes))]
+
+
+def pieces_of(worker):
+    """Gives the values of each piece of the whole vector that a worker has."""
+    vector, pieces, _ = worker
+    return zip(pieces, vector.split([piece.stop - piece.start for piece in pieces]), strict=True)
 
 
 def serially(sizes, optimizer=momentum):
@@ -85,20 +88,24 @@ def serially(sizes, optimizer=momentum):
 @pytest.mark.parametrize("scheme", ["a", "b", "c"])
 def test_workers_together_are_serial_training(scheme, optimizer):
     expected = serially(SIZES, optimizer)
-    found = trained(scheme, SIZES, optimizer)
-    for _, whole, _ in found:
-        torch.testing.assert_close(whole, expected, **REORDERED)
-        assert torch.equal(whole, found[0][1])
+    seen = torch.zeros(len(expected), dtype=torch.long)
+    for worker in trained(scheme, SIZES, optimizer):
+        for piece, values in pieces_of(worker):
+            torch.testing.assert_close(values, expected[piece], **REORDERED)
+            seen[piece] += 1
+    trunk = 3 * 2 * 9 + 3
+    assert (seen[:trunk] == 3).all()
+    assert (seen[trunk:] == 1).all()
 
 
 @pytest.mark.parametrize("optimizer", [momentum, adam])
 def test_one_worker_is_serial_training_bit_for_bit(optimizer):
-    ((_, whole, told),) = trained("c", [5], optimizer)
+    ((whole, _, told),) = trained("c", [5], optimizer)
     assert torch.equal(whole, serially([5], optimizer))
     assert told == [(1.0, False)] * STEPS
 
 
-def test_a_worker_changes_the_trunk_and_its_own_slices_only():
+def test_a_worker_has_and_changes_the_trunk_and_its_own_slices():
     start = FlatParameters(network()).vector
     model = network()
     parts = cut(model, torch.zeros(1, *IMAGE, dtype=torch.float64))
@@ -110,13 +117,11 @@ def test_a_worker_changes_the_trunk_and_its_own_slices_only():
     assert owned[0][0] == trunk.stop
     assert owned[-1][1] == flat.size
     assert all(before[1] == after[0] for before, after in pairwise(owned))
-    for worker, (before, _, _) in enumerate(trained("a", SIZES)):
-        changed = before != start
-        mine = torch.zeros(flat.size, dtype=torch.bool)
-        for piece in [trunk, *ownership.pieces(worker)]:
-            mine[piece] = True
-        assert not changed[~mine].any()
-        assert changed[mine].float().mean() > 0.8  # rectifiers leave some at rest
+    for rank, worker in enumerate(trained("a", SIZES)):
+        pieces = [trunk, *ownership.pieces(rank)]
+        assert len(worker[0]) == sum(piece.stop - piece.start for piece in pieces)
+        changed = torch.cat([values != start[piece] for piece, values in pieces_of(worker)])
+        assert changed.float().mean() > 0.8  # rectifiers leave some at rest
 
 
 def test_a_wish_to_stop_reaches_all_at_the_same_step():
@@ -125,7 +130,7 @@ def test_a_wish_to_stop_reaches_all_at_the_same_step():
         assert [weight for weight, _ in told] == [2.75] * STEPS
 
 
-def test_an_optimiser_of_whole_layers_is_refused():
+def test_an_optimizer_of_whole_layers_is_refused():
     with pytest.raises(
         RequestError, match="LARSOptimizer looks at whole layers, and hybrid parallelism cuts them"
     ):

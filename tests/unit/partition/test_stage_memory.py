@@ -155,7 +155,7 @@ def test_activations_follow_the_schedule(spec: str, live: tuple[int, ...]) -> No
         (lambda each: torch.optim.Adam(each), 2),
     ],
 )
-def test_the_state_of_an_optimiser_is_measured(
+def test_the_state_of_an_optimizer_is_measured(
     optimizer: Callable[[list[Tensor]], torch.optim.Optimizer], state: int
 ) -> None:
     model = network()

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polyrhythm.errors import RequestError
 from polyrhythm.models import create_model
-from polyrhythm.planning.analysis import LOSS, Analysis, analyse
+from polyrhythm.planning.analysis import LOSS, Analysis, analysis_of
 
 PUBLISHED = {
     "alexnet": (224, 61_100_840, 0.71),
@@ -26,7 +26,7 @@ def test_multiply_adds_and_parameters_are_torch_s(name: str) -> None:
     shape = (3, side, side)
     with torch.device("meta"):
         model = create_model(name, classes=1000, image_shape=shape)
-    found = analyse(model, shape, 2)
+    found = analysis_of(model, shape, 2)
     images = torch.empty(2, *shape, device="meta")
     with FlopCounterMode(display=False) as counter:
         output = model(images)
@@ -54,12 +54,12 @@ class Branches(nn.Module):
         return out
 
 
-def analysed(model: nn.Module, shape: tuple[int, int, int], batch: int) -> Analysis:
-    return analyse(model.to("meta"), shape, batch)
+def analyzed(model: nn.Module, shape: tuple[int, int, int], batch: int) -> Analysis:
+    return analysis_of(model.to("meta"), shape, batch)
 
 
 def test_depth_is_that_of_the_longest_branch() -> None:
-    found = analysed(Branches(), (1, 4, 4), 3)
+    found = analyzed(Branches(), (1, 4, 4), 3)
     linear = 1 + 4 + 1  # products, a sum of 16, the bias
     assert found.depth == linear + 1 + linear + 1
     assert found.multiply_adds == 3 * (16 * 16 + 16 * 4 + 16 * 4)
@@ -72,7 +72,7 @@ def test_depth_is_that_of_the_longest_branch() -> None:
 def test_activations_are_what_the_backward_pass_needs() -> None:
     """Two layers keep their inputs; tanh keeps its output, which is the second one's input."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
-    found = analysed(model, (2, 2, 2), 5)
+    found = analyzed(model, (2, 2, 2), 5)
     kept = {layer.name: layer.saved_bytes for layer in found.layers}
     assert kept["1"] == 5 * 8 * 4
     assert kept["2"] == 5 * 32 * 4
@@ -81,7 +81,7 @@ def test_activations_are_what_the_backward_pass_needs() -> None:
 
 
 def test_activations_grow_with_the_batch_and_parameters_do_not() -> None:
-    one, four = (analysed(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), (1, 2, 2), n) for n in (2, 8))
+    one, four = (analyzed(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), (1, 2, 2), n) for n in (2, 8))
     assert four.multiply_adds == 4 * one.multiply_adds
     assert four.parameter_bytes == one.parameter_bytes
     # all but the scalar of the loss
@@ -103,4 +103,4 @@ class Looks(nn.Module):
 
 def test_a_network_that_looks_at_numbers_is_refused() -> None:
     with pytest.raises(RequestError, match="cannot be analyzed at batch 2"):
-        analysed(Looks(), (1, 2, 2), 2)
+        analyzed(Looks(), (1, 2, 2), 2)

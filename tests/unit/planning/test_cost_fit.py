@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -47,6 +47,46 @@ def test_few_simulations_are_needed() -> None:
 
     fit_costs(counted, [serial(0.8, 0.4)(row, np.ones(2)) for row in range(4)], EVERYTHING)
     assert len(calls) <= 40
+
+
+def test_of_shorter_simulations_only_ratios_count() -> None:
+    """They take 50 times as long, and most simulations are short ones."""
+    simulate, whole = serial(0.1, 0.001), list[int]()
+
+    def counted(row: int, costs: Numbers) -> float:
+        whole.append(row)
+        return simulate(row, costs)
+
+    def shorter(asks: Sequence[tuple[int, Numbers]]) -> list[float]:
+        return [50 * simulate(row, costs) for row, costs in asks]
+
+    measured = [serial(0.8, 0.4)(row, np.ones(2)) for row in range(4)]
+    found = fit_costs(counted, measured, EVERYTHING, compare_all=shorter)
+    assert found.costs == pytest.approx([8, 400], rel=2e-3)
+    assert found.seconds == pytest.approx(measured, rel=2e-3)
+    assert len(whole) <= 20
+
+
+def test_no_set_up_is_simulated_twice_at_the_same_costs() -> None:
+    """The last measurement repeats the one before; the first depends on its first cost alone."""
+    truth = serial(0.8, 0.4)
+    asked: list[tuple[int, tuple[float, ...]]] = []
+    largest = 0
+
+    def all_of(asks: Sequence[tuple[int, Numbers]]) -> list[float]:
+        nonlocal largest
+        largest = max(largest, len(asks))
+        asked.extend((row, tuple(costs[:1] if row == 0 else costs)) for row, costs in asks)
+        return [serial(0.1, 0.01 if row else 0.0)(row, costs) for row, costs in asks]
+
+    rows = (0, 1, 2, 3, 3)
+    measured = [0.8, *(truth(row, np.ones(2)) for row in rows[1:])]
+    matters = np.asarray([[True, False], *[[True, True]] * 4])
+    found = fit_costs(serial(0.1, 0.01), measured, matters, simulate_all=all_of, same_as=rows)
+    assert found.costs == pytest.approx([8, 40], rel=2e-3)
+    assert len(asked) == len(set(asked))
+    assert 4 not in {row for row, _ in asked}
+    assert largest > 4  # those of a round at a time
 
 
 def test_two_measurements_are_met_exactly_although_seconds_jump() -> None:
@@ -109,3 +149,26 @@ def test_quantiles_of_t_are_those_of_the_tables() -> None:
     tables = {1: 3.0777, 2: 1.8856, 3: 1.6377, 5: 1.4759, 10: 1.3722, 30: 1.3104, 0: 1.2816}
     for freedom, value in tables.items():
         assert t_quantile(freedom) == pytest.approx(value, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("worker", "network", "shown", "costs"),
+    [
+        (1.0, 6.5e-4, 0.0, (1.0, 2000.0)),  # the network is much slower than the first guess
+        (3.0, 1.0, 0.0, (1 / 3, 1.3)),  # a worker is faster, and then the network shows
+        (3.0, 1.0, 1e-4, (1 / 3, 1.2999)),  # a little of the network shows always
+    ],
+)
+def test_a_cost_that_overlaps_with_another_until_it_is_large_is_found(
+    worker: float, network: float, shown: float, costs: tuple[float, float]
+) -> None:
+    """One worker takes 1 s a step; of four, each waits for the network."""
+    measured = [1.0, 1.5]
+
+    def simulate(row: int, costs: Numbers) -> float:
+        step = worker * costs[0]
+        return float(step if row == 0 else max(step, 0.2 * step + network * costs[1]) + shown * costs[1])
+
+    fitted = fit_costs(simulate, measured, np.asarray([[True, False], [True, True]]))
+    assert fitted.seconds == pytest.approx(measured, rel=5e-3)
+    assert fitted.costs == pytest.approx(costs, rel=2e-2)

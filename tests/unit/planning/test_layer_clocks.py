@@ -39,6 +39,7 @@ def test_every_layer_takes_its_own_time() -> None:
     clock = [100.0]
     model = nn.Sequential(Slow(clock, 1.0, 2.0), nn.ReLU(), Slow(clock, 4.0, 8.0))
     layers = LayerClocks(model, lambda: clock[0])
+    layers.watch()
     for _ in range(3):
         model(torch.ones(1, 2)).sum().backward()
         assert layers.end_step() + 10.0 == clock[0]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import exp
+from typing import Any
 
 import pytest
+import torch
 
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
+from polyrhythm.planning import step
 from polyrhythm.planning.link import MeasuredLink
 from polyrhythm.planning.profile import Host, Profile, measure_host, overhead_share
 from polyrhythm.planning.step import StepProfile, measure_server_update, profile_step
@@ -77,7 +80,7 @@ def test_a_servers_updates_take_longer_of_more_numbers_and_of_a_costlier_rule() 
     assert seconds("adamw", 20_000) > large
 
 
-def test_an_optimiser_of_all_workers_data_has_no_server() -> None:
+def test_an_optimizer_of_all_workers_data_has_no_server() -> None:
     options = {"data": "digits", "model": "mlp", "optimizer": "kfac", "workers": 1}
     assert measure_server_update(assemble(configure(options), CheckpointConfig(checkpoints=0)), MOST) is None
 
@@ -108,3 +111,30 @@ def test_more_steps_are_measured_than_the_epochs_have() -> None:
     }
     config = configure({"workers": 1, "batch_size": 8, "strategy": "synchronous"}, options)
     assert len(profile_step(assemble(config, CheckpointConfig(checkpoints=0)), 5).step_s) == 5
+
+
+def test_steps_whose_time_counts_wait_for_the_device_five_times_whatever_the_number_of_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[int] = []
+    take, finish = step._parts, step.finish_work
+
+    def counted(device: torch.device) -> None:
+        waits[-1] += 1
+        finish(device)
+
+    def parts(*arguments: Any) -> Any:
+        waits.append(0)
+        return take(*arguments)
+
+    monkeypatch.setattr(step, "finish_work", counted)
+    monkeypatch.setattr(step, "_parts", parts)
+    config = configure(
+        {}, {"data": "digits", "model": "lenet5", "batch_size": 8, "strategy": "synchronous", "workers": 1}
+    )
+    found = profile_step(assemble(config, CheckpointConfig(checkpoints=0)), 6)
+    assert waits[: step.WARM_UP + 6] == [5] * (
+        step.WARM_UP + 6
+    )  # four ends of parts, and that of the forward pass
+    assert min(waits[step.WARM_UP + 6 :]) > 5 + len(found.layers)
+    assert min(layer.forward_s for layer in found.layers) > 0

@@ -237,6 +237,6 @@ def test_ten_thousand_messages_that_nobody_of_ours_sends() -> None:
     assert not attack.sent - refused
     assert len(attack.notices) == len(set(attack.notices)) < 30
     assert any(
-        notice.startswith(f"server 0 refused a message from rank {STRANGER} (sender): a server heard")
+        notice.startswith(f"server 0 refused a message from rank {STRANGER} (sender): a server received")
         for notice in attack.notices
     )

@@ -111,7 +111,7 @@ def test_what_a_lost_worker_did_is_not_given_back_by_the_steps_of_its_successor(
         *drawing(0, range(13, 17)),
         lambda: deal.lose(1, 17, 1),
         *drawing(1, range(12, 13)),
-        lambda: deal.lose(1, 17, 2, said=False),
+        lambda: deal.lose(1, 17, 2, reported=False),
     ]
     deal, told, network = events_of(came, dealers[0])
     deal.open()
@@ -129,7 +129,7 @@ def test_a_successor_that_is_lost_before_it_has_said_anything_has_done_nothing()
         *drawing(0, range(13, 17)),
         lambda: deal.lose(1, 17, 1),
         *drawing(1, range(12, 17)),
-        lambda: deal.lose(1, 17, 2, said=False),
+        lambda: deal.lose(1, 17, 2, reported=False),
     ]
     deal, told, _ = events_of(came, dealers[0])
     deal.open()
@@ -148,7 +148,7 @@ def test_a_successor_with_its_predecessors_count_that_is_lost_unheard_gives_back
         lambda: deal.lose(1, 10, 1),
         lambda: left.append(deal.undealt),
         *drawing(1, range(8, 10)),
-        lambda: deal.lose(1, 10, 2, said=False),
+        lambda: deal.lose(1, 10, 2, reported=False),
     ]
     deal, told, _ = events_of(came, dealers[0])
     deal.open()

@@ -82,11 +82,11 @@ def test_it_travels_as_text_and_what_comes_later_is_not_in_it() -> None:
     made = ledger_of(
         STARTED, _did(2, 7, 1.0), _tested(3, 2.0), WorkerLost(time_s=3.0, worker=2, rank=2, step=7)
     )
-    told = made.copy()
-    assert told.to_json() == made.to_json()
-    assert told.tested == _tested(3, 2.0)
+    stated = made.copy()
+    assert stated.to_json() == made.to_json()
+    assert stated.tested == _tested(3, 2.0)
     made.note(WorkerLost(time_s=4.0, worker=1, rank=1, step=0), 104.0)
-    assert (told.attendance.present, told.attendance.lost) == ({0, 1}, 1)
-    assert told.attendance.lose(0) == 0
+    assert (stated.attendance.present, stated.attendance.lost) == ({0, 1}, 1)
+    assert stated.attendance.lose(0) == 0
     assert made.attendance.present == {0}
-    assert replace(told, began_at_s=1.0).began_at_s == 1.0
+    assert replace(stated, began_at_s=1.0).began_at_s == 1.0

@@ -14,11 +14,11 @@ from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import DrawnPace, World
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import LazyUse, OverlapsBackward, Step, WorkerPart
+from polyrhythm.strategies.worker_part import Step, WorkerPart
 from polyrhythm.training.flat_parameters import FlatParameters
 
 
-class Diary(WorkerPart, OverlapsBackward, LazyUse):
+class Diary(WorkerPart):
     """Notes every call."""
 
     def __init__(self, setting):
@@ -91,9 +91,9 @@ def test_hooks_announce_all_buckets_but_the_last_in_order_with_final_gradients()
     assert learn(made, Step(7, stop=True)) is True
     uses = ["use 2", "use 1", "use 0"]
     # with bucket 2 the backward pass is over, which needs no word
-    assert made.part.inner.lines == ["begin 7", *uses, "ready 0", "ready 1", "done 7 at 0.5"]
-    assert torch.equal(made.part.inner.gradients[0][:9], reference[2].weight.grad.reshape(-1))
-    assert torch.equal(made.part.inner.gradients[1], reference[1].weight.grad.reshape(-1))
+    assert made.part.lines == ["begin 7", *uses, "ready 0", "ready 1", "done 7 at 0.5"]
+    assert torch.equal(made.part.gradients[0][:9], reference[2].weight.grad.reshape(-1))
+    assert torch.equal(made.part.gradients[1], reference[1].weight.grad.reshape(-1))
     assert torch.equal(made.flat.gradients, torch.zeros(27))
 
 
@@ -103,34 +103,34 @@ def test_a_layer_used_twice_is_ready_once_and_one_never_used_holds_those_after_i
         assert learn(made, Step(number)) is False
     uses = ["use 2", "use 2", "use 1"]
     # bucket 0 is the layer that is never used: nothing may be announced before it
-    assert made.part.inner.lines == ["begin 0", *uses, "done 0 at 0.5", "begin 1", *uses, "done 1 at 0.5"]
+    assert made.part.lines == ["begin 0", *uses, "done 0 at 0.5", "begin 1", *uses, "done 1 at 0.5"]
 
 
 def test_several_backward_passes_in_a_step_announce_nothing():
     made = make(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)), announce=False)
     learn(made, Step(0))
     made.announce(0)
-    assert not any(line.startswith("ready") for line in made.part.inner.lines)
+    assert not any(line.startswith("ready") for line in made.part.lines)
 
 
 def test_a_drawn_pace_announces_by_itself():
     made = make(nn.Sequential(nn.Linear(3, 3, bias=False)), DrawnPace(VirtualTime(), lambda: 0.1))
     made.begin(Step(0))
     made.model(torch.ones(2, 3)).sum().backward()
-    assert made.part.inner.lines == ["begin 0"], "hooks would switch ranks in the middle of a pass"
+    assert made.part.lines == ["begin 0"], "hooks would switch ranks in the middle of a pass"
     made.use(0)
     made.announce(0)
-    assert made.part.inner.lines == ["begin 0", "use 0", "ready 0"]
+    assert made.part.lines == ["begin 0", "use 0", "ready 0"]
 
 
-def test_a_drawn_pass_is_played_bucket_by_bucket_only_to_those_who_listen():
+def test_a_drawn_pass_is_played_bucket_by_bucket_only_to_those_who_listen(monkeypatch):
     pace = DrawnPace(VirtualTime(), lambda: 0.1)
     made = make(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 9, bias=False)), pace)
     assert made.pass_shares((0.75, 0.25)) == (0.75, 0.25)
-    made.part.uses_before_use = False
+    monkeypatch.setattr(Diary, "before_use", WorkerPart.before_use)
+    made = make(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 9, bias=False)), pace)
     assert made.pass_shares((0.75, 0.25)) == (0.75, 0.25), "buckets are announced"
     deaf = make(nn.Sequential(nn.Linear(3, 3, bias=False)), pace, announce=False)
-    deaf.part.uses_before_use = False
     assert deaf.pass_shares((0.75, 0.25)) == ()
 
 
@@ -164,9 +164,9 @@ def test_a_step_of_two_passes_announces_buckets_in_the_second_with_the_gradients
     made.begin(Step(0))
     assert made.recount(2)
     made.model(torch.ones(2, 3)).sum().backward()
-    assert not [line for line in made.part.inner.lines if line.startswith("ready")]
+    assert not [line for line in made.part.lines if line.startswith("ready")]
     made.model(torch.ones(2, 3)).sum().backward()
-    assert [line for line in made.part.inner.lines if line.startswith("ready")] == ["ready 0", "ready 1"]
-    for found, layer in zip(made.part.inner.gradients, reversed(reference), strict=False):
+    assert [line for line in made.part.lines if line.startswith("ready")] == ["ready 0", "ready 1"]
+    for found, layer in zip(made.part.gradients, reversed(reference), strict=False):
         torch.testing.assert_close(found[: layer.weight.numel()], layer.weight.grad.flatten())
     assert not made.recount(1), "what was announced may be on its way"

@@ -28,7 +28,7 @@ def test_a_successor_counts_once_it_has_its_shards() -> None:
     assert (servers.losses.lost, servers.losses.joined) == (1, 1)
 
 
-def test_neighbours_are_not_spared_unless_one_has_a_successor() -> None:
+def test_neighbors_are_not_spared_unless_one_has_a_successor() -> None:
     servers = attendance()
     servers.lose(7)
     with pytest.raises(PeerLost, match="rank 5 is gone"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyrhythm.roles.step_metrics import REPORT_EVERY_S, Tally
+from polyrhythm.roles.step_metrics import REPORT_EVERY_S, ProcessorWait, Tally
 
 
 class Clock:
@@ -23,12 +23,12 @@ def test_losses_are_means_over_images_and_start_anew_at_every_event():
     tally.add(4, 1.0, 0.25)
     tally.add(2, 4.0, 0.5)
     clock.time_s = 101.0
-    event = tally.say(0, 2, 0.1)
+    event = tally.report(0, 2, 0.1)
     assert (event.worker, event.epoch, event.step, event.steps, event.images) == (2, 0, 2, 2, 6)
     assert event.loss == pytest.approx((4 * 1.0 + 2 * 4.0) / 6)
     assert (event.wait_s, event.learning_rate, event.time_s) == (0.75, 0.1, 1.0)
     tally.add(4, 3.0, 0.0)
-    again = tally.say(0, 3, 0.05)
+    again = tally.report(0, 3, 0.05)
     assert (again.steps, again.images, again.loss, again.wait_s) == (1, 4, 3.0, 0.0)
 
 
@@ -44,7 +44,7 @@ def test_the_epochs_loss_starts_anew_and_the_images_go_on():
 def test_an_empty_batch_adds_a_step_and_no_loss():
     tally = Tally(0, Clock())
     tally.add(0, 0.0, 0.0)
-    event = tally.say(0, 1, 0.1)
+    event = tally.report(0, 1, 0.1)
     assert (event.steps, event.images, event.loss) == (1, 0, 0.0)
 
 
@@ -55,22 +55,38 @@ def test_it_is_time_to_speak_now_and_then():
     assert not tally.due
     clock.time_s = 5.0 + REPORT_EVERY_S
     assert tally.due
-    tally.say(0, 0, 0.1)
+    tally.report(0, 0, 0.1)
     assert not tally.due
 
 
-def test_who_waits_for_others_does_not_wait_for_the_processor_meanwhile():
-    """Of 10 s, 6 in an exchange: on a busy machine most of what the system counts is of a thread that looks on."""
-    clock, processor = Clock(), {"waited": 2.0, "used": 1.0}
-    tally = Tally(0, clock, lambda: processor["waited"], lambda: processor["used"])
+def test_waiting_for_the_processor_counts_outside_of_exchanges_only():
+    """Of 10 s, 6 in an exchange, where a thread that looks for messages on a busy machine waits for a core as well."""
+    clock, waited_s = Clock(), [2.0]
+    tally = Tally(0, clock, lambda: waited_s[0])
     tally.begin()
-    clock.time_s, processor["waited"], processor["used"] = 10.0, 2.0 + 5.5, 1.0 + 3.5
-    tally.add(4, 1.0, 6.0, used_waiting_s=0.5)
-    event = tally.say(0, 1, 0.1)
-    assert event.processor_s == pytest.approx(1.0)  # 4 s of working, of which it had a processor for 3
-    clock.time_s, processor["waited"], processor["used"] = 20.0, 8.0, 14.0
+    clock.time_s, waited_s[0] = 10.0, 2.0 + 5.5
+    tally.add(4, 1.0, 6.0, queued_waiting_s=4.5)
+    assert tally.report(0, 1, 0.1).processor_s == pytest.approx(1.0)
+    clock.time_s, waited_s[0] = 20.0, 8.0
     tally.add(4, 1.0, 0.0)
-    assert tally.say(0, 2, 0.1).processor_s == pytest.approx(0.5)  # as the system says
+    assert tally.report(0, 2, 0.1).processor_s == pytest.approx(0.5)
     clock.time_s = 21.0
     tally.add(4, 1.0, 1.0)
-    assert tally.say(0, 3, 0.1).processor_s == 0.0
+    assert tally.report(0, 3, 0.1).processor_s == 0.0
+
+
+def test_the_system_counts_how_long_a_thread_waits_for_the_processor():
+    wait = ProcessorWait()
+    before_s = wait()
+    assert 0 <= before_s <= wait()
+    wait.close()
+    assert wait() >= before_s
+
+
+def test_what_exchanges_took_is_the_wait_of_steps_in_which_a_worker_was_last():
+    """Of two workers each is last in half of the steps, whose waits of 1 s are the exchange itself."""
+    tally = Tally(0, Clock(), last_of=2)
+    for wait_s in (1.0, 5.0, 1.0, 3.0, 1.0, 4.0, 1.0, 6.0):
+        tally.add(4, 1.0, wait_s)
+    assert tally.report(0, 8, 0.1).exchange_s == pytest.approx(8.0)
+    assert Tally(0, Clock()).report(0, 0, 0.1).exchange_s == 0.0

@@ -185,7 +185,7 @@ def test_the_network_found_is_an_ordinary_model(tmp_path: Path) -> None:
         simulation={"cluster": "office"},
         options={"data": "digits", "epochs": 1, "batch_size": 128, "workers": 2},
     )
-    done = carry_out(what, out=tmp_path / "a", jobs=1, tell=told.append)
+    done = carry_out(what, out=tmp_path / "a", jobs=1, notify=told.append)
     best = done.search.best()
     assert best is not None
     assert len(done.search.trials) == 1

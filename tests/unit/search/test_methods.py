@@ -31,7 +31,7 @@ def test_the_first_are_drawn_and_later_ones_have_one_parent_among_the_youngest()
         child = evolved(ended, SPACE, population=5, sample=2, rng=Random(seed))
         parents = [each.number for each in ended if differing(each, child) == 1 and shares_rate(each, child)]
         assert any(number >= 25 for number in parents)
-    # With everybody in the sample the parent is the best who is not too old, whatever is drawn.
+    # With all_peers in the sample the parent is the best who is not too old, whatever is drawn.
     for seed in range(50):
         child = evolved(ended, SPACE, population=5, sample=5, rng=Random(seed))
         assert differing(ended[25], child) == 1

@@ -35,7 +35,8 @@ def test_where_work_is_drawn_the_fastest_host_has_the_first_server() -> None:
 def test_bsc_has_eight_workers_and_seven_servers_on_eight_nodes() -> None:
     layout = lay_out(open_cluster("bsc"), 8, 7, Shared())
     assert layout.host_of[8:] == (1, 2, 3, 4, 5, 6, 7)
-    assert [layout.step_factor(worker) for worker in range(8)] == [1.0] * 8  # the workers compute on GPUs
+    factors = [layout.step_factor(worker) for worker in range(8)]
+    assert factors == [1.0] + [16 / 15] * 7  # a server takes one of the 16 cores that feed the GPUs
 
 
 def test_dedicated_servers_have_hosts_of_their_own() -> None:

@@ -154,7 +154,7 @@ def test_a_recording_that_is_too_long_is_a_difference() -> None:
     found = replay(_job("parameter_server"), _tampered(recording, WORKERS, lengthen))
     assert found.difference is not None
     assert (found.difference.rank, found.difference.message) == (WORKERS, recording.messages)
-    assert found.difference.text == f"rank {WORKERS} heard 1 messages more"
+    assert found.difference.text == f"recorded messages of rank {WORKERS} that the replay lacks: 1"
 
 
 def test_other_parameters_at_the_end_are_a_difference() -> None:

@@ -57,10 +57,10 @@ def test_the_cluster_does_not_change_what_is_learned_in_step() -> None:
         nic={"latency_s": 0.1, "bandwidth_bytes_per_s": 1e4},
         step_time="log_normal(median=1, sigma=0.5)",
     )
-    modelled = result_of(on(slow, make_job("synchronous", 3)))
+    modeled = result_of(on(slow, make_job("synchronous", 3)))
     plain = result_of(simulate(make_job("synchronous", 3), ConstantCluster()))
-    assert modelled["parameters_sha256"] == plain["parameters_sha256"]
-    assert modelled["seconds"] > plain["seconds"]
+    assert modeled["parameters_sha256"] == plain["parameters_sha256"]
+    assert modeled["seconds"] > plain["seconds"]
 
 
 def test_a_servers_nic_saturates_and_a_second_server_helps() -> None:
@@ -69,7 +69,7 @@ def test_a_servers_nic_saturates_and_a_second_server_helps() -> None:
     where = cluster({"count": 8, "nic": fast}, {"count": 2}, nic=slow, step_time="exponential(mean=0.1)")
 
     def throughput(spec: str, workers: int) -> float:
-        data = blobs(train=40 * workers, test=3)
+        data = blobs(train=100 * workers, test=3)
         job = make_job(spec, workers, model=wide, batch_size=1, epochs=1, dataset=data)
         return float(result_of(on(where, job))["images_per_s"])
 

@@ -14,7 +14,8 @@ from polyrhythm.strategies.parameter_server.consistency.backup import Backup
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.state import Held, Resharding, State
+from polyrhythm.strategies.resharding import Held, Resharding, begun
+from polyrhythm.strategies.state import Start, State
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.optimizer_state import mean_optimizer
 
@@ -86,10 +87,10 @@ def test_a_groups_members_count_as_their_group() -> None:
     ],
 )
 def test_gates_begin_at_one_step(consistency: Consistency, pushers: int, state: dict[str, Any]) -> None:
-    assert consistency.all_at(pushers, 5) == state
     gate = consistency.gate(pushers)
-    gate.load_state(consistency.all_at(pushers, 5))
-    assert gate.state() == state
+    assert begun(gate.fields, Start(5, 0, pushers)) == state
+    gate.load_state(({}, state))
+    assert gate.state() == ({}, state)
     decision = gate.ask(0, 5)
     assert decision.answer == (0,)
     assert decision.step in (None, 5)
@@ -136,7 +137,7 @@ def test_slices_are_handed_on_with_their_places() -> None:
     assert set(tensors) == {f"{number}.state.0.momentum_buffer" for number in range(3)}
 
 
-def test_at_the_centre_who_is_new_or_out_of_date_begins_anew() -> None:
+def test_at_the_center_who_is_new_or_out_of_date_begins_anew() -> None:
     others = rule("easgd", 4, 4)
     known = held((6, 3, 5, 0), {0: ({"own": VECTOR}, {}), 1: ({"own": VECTOR}, {})}, [server([4, 4, 4, 2])])
     assert others.counted(known) == [6, 4, 4, 2]  # the second is older than its last exchange
@@ -180,6 +181,22 @@ def test_rounds_go_on_from_the_mean_by_weight() -> None:
         assert torch.equal(tensors["outer.buffer"], VECTOR)
         assert (facts["worker"], facts["weight"], facts["updated"], facts["apart"]) == (worker, 1.0, -1, True)
     assert found.text.endswith("in the same round, with the state of the outer rule")
+
+
+@pytest.mark.parametrize(
+    ("spec", "tensors", "facts"),
+    [("admm", ["dual"], {}), ("scaffold", ["own", "common", "sum"], {"steps": 2})],
+)
+def test_corrections_of_gradients_stay_with_the_images_that_they_are_of(spec, tensors, facts) -> None:
+    fresh = {"apart": True, "rate": 0.1, "worker": 0, "weight": 1.0, "updated": 3, "optimizer": SGD}
+    corrections = {f"correction.{name}": VECTOR for name in tensors}
+    state = {"vector": VECTOR, "beginning": VECTOR * 3} | corrections, fresh | {"correction.": facts}
+    found = rule(spec, 2, 3).merged(held((4, 4), {0: state, 1: state}), 3)
+    for worker in range(3):
+        kept, noted = found.held.workers[worker]
+        assert set(kept) == {"vector", "beginning"}
+        assert "correction." not in noted
+    assert found.text.endswith("in the same round, with corrections of gradients that start at 0")
 
 
 def test_gossip_begins_anew_at_the_mean_by_mass() -> None:
@@ -238,7 +255,7 @@ def test_sites_count_their_own_workers() -> None:
     assert [facts["steps"] for _, facts in others.merged(known, 2).held.servers] == [[2, 2]] * 4
 
 
-def test_the_mean_of_optimisers_leaves_counters_and_bases_alone() -> None:
+def test_the_mean_of_optimizers_leaves_counters_and_bases_alone() -> None:
     def state(value: float) -> Any:
         own = {"exp_avg": VECTOR * value, "step": torch.tensor(value), "basis": torch.eye(3) * value}
         return {f"state.0.{name}": tensor for name, tensor in own.items()}, SGD

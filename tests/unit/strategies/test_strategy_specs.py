@@ -160,5 +160,5 @@ def test_servers_of_mixed_listen_to_the_groups_leaders_only():
     server = made.server(ServerSetting(0, RoleAssignment((0, 1, 2, 3, 4), (5, 6))))
     assert isinstance(server, GroupServer)
     assert server.steps == dict.fromkeys(range(5), 0)
-    with pytest.raises(RefusedMessage, match="PUSH from rank 1, which speaks for no group"):
+    with pytest.raises(RefusedMessage, match="PUSH from rank 1, which is no group's sender"):
         server.on_message(1, Message(Kind.PUSH, torch.zeros(1)))

@@ -250,7 +250,7 @@ def _programs(folder, monkeypatch, **scripts):
 def test_why_slurm_has_ended_a_job_is_said_in_a_line(monkeypatch, tmp_path, state, code, status, remark):
     shown = f"echo 'JobId=7 JobName=a JobState={state} Reason=None ExitCode={code} RunTime=1'"
     _programs(tmp_path, monkeypatch, sbatch="cat > /dev/null; echo 7", scontrol=shown)
-    outcome = polyrhythm.submit("slurm", wait=True, tell=lambda text: None, **JOB)
+    outcome = polyrhythm.submit("slurm", wait=True, notify=lambda text: None, **JOB)
     assert outcome.status == status
     assert re.fullmatch(remark, outcome.remark)
 
@@ -272,7 +272,7 @@ apply*) cat > /dev/null; echo "job.batch/a created" ;;
 "get job/a "*) echo {job} ;;
 esac"""
     _programs(tmp_path, monkeypatch, kubectl=script)
-    outcome = polyrhythm.submit("kubernetes(namespace=lab)", wait=True, tell=lambda text: None, **JOB)
+    outcome = polyrhythm.submit("kubernetes(namespace=lab)", wait=True, notify=lambda text: None, **JOB)
     assert outcome.status == 1
     assert re.fullmatch(f"job a has failed: {remark}", outcome.remark)
 

@@ -71,7 +71,7 @@ def test_updates_are_those_of_the_paper_and_of_least_squares(
     assert min(found) < target - 0.05
 
 
-def minimised(
+def minimized(
     momentum: float | str,
     noise: float,
     slopes: np.ndarray = SLOPES,
@@ -104,19 +104,19 @@ def minimised(
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_eight_workers_have_the_momentum_of_one_in_all(noise: float, estimate: str) -> None:
     """Where it is not corrected that of staleness comes on top, and the same rate diverges."""
-    loss, total, explicit = minimised("auto", noise, estimate=estimate)
+    loss, total, explicit = minimized("auto", noise, estimate=estimate)
     assert loss < 1e-3
     assert total == pytest.approx(0.9, abs=0.02)
     assert explicit < 0.87
-    assert minimised(0.9, noise)[0] > 1e6
+    assert minimized(0.9, noise)[0] > 1e6
 
 
 def test_where_most_numbers_are_flat_the_projection_sees_what_the_median_does_not() -> None:
     """As in a network, where staleness bends few numbers of very many."""
     slopes = np.concatenate([SLOPES, np.full(91, 1e-6)])
     start = np.concatenate([START, np.full(91, 1e-3)])
-    assert minimised("auto", 0.0, slopes, start, estimate="median")[0] > 1e6
-    loss, _, explicit = minimised("auto", 0.0, slopes, start)
+    assert minimized("auto", 0.0, slopes, start, estimate="median")[0] > 1e6
+    loss, _, explicit = minimized("auto", 0.0, slopes, start)
     assert loss < 1e-3
     assert explicit < 0.87
 
@@ -189,7 +189,7 @@ def test_servers_tell_how_old_gradients_are(spec: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "spec", [each for each in strategies() if not strategy(each).traits(3).tells_staleness]
+    "spec", [each for each in strategies() if not strategy(each).traits(3).measures_staleness]
 )
 def test_a_strategy_that_does_not_tell_refuses_in_a_line(spec: str) -> None:
     job = make_job(spec, 3, optimizer="sgd(momentum=auto)")
@@ -198,7 +198,7 @@ def test_a_strategy_that_does_not_tell_refuses_in_a_line(spec: str) -> None:
 
 
 def test_every_strategy_that_tells_has_servers() -> None:
-    telling = [spec for spec in strategies() if strategy(spec).traits(3).tells_staleness]
+    telling = [spec for spec in strategies() if strategy(spec).traits(3).measures_staleness]
     assert {"parameter_server", "parameter_server(servers=3)"} <= set(telling)
     assert all(isinstance(strategy(spec), Served) for spec in telling)
 

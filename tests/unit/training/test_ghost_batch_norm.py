@@ -23,7 +23,7 @@ class Activated(nn.BatchNorm2d):
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.BatchNorm2d(3, affine=False), Activated(3)])
 @pytest.mark.parametrize(("batch", "slices"), [(12, [4, 4, 4]), (10, [4, 3, 3]), (4, [4])])
-def test_every_slice_is_normalised_by_itself(layer: nn.Module, batch: int, slices: list[int]) -> None:
+def test_every_slice_is_normalized_by_itself(layer: nn.Module, batch: int, slices: list[int]) -> None:
     torch.manual_seed(0)
     images = torch.randn(batch, 3, 5, 5, dtype=torch.float64, requires_grad=True)
     plain = copy.deepcopy(layer).double().train()

@@ -15,9 +15,9 @@ def blobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     numbers = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % classes
-    centres = torch.randn(classes, width, generator=numbers) * apart
+    centers = torch.randn(classes, width, generator=numbers) * apart
     scale = torch.rand(width, generator=numbers) * 10 + 0.1
-    return (centres[labels] + torch.randn(count, width, generator=numbers)) * scale + 3, labels
+    return (centers[labels] + torch.randn(count, width, generator=numbers)) * scale + 3, labels
 
 
 @pytest.mark.parametrize("width", [5, 200])
@@ -25,8 +25,8 @@ def blobs(
 def test_the_head_is_scikit_learns(width: int, strength: float) -> None:
     features, labels = blobs(90, width, 3, 0.3)
     head = fit(features[None], labels, 3, strength)
-    centred = (features - features.mean(0)).double()
-    standard = (centred / centred.square().mean().sqrt()).numpy()
+    centered = (features - features.mean(0)).double()
+    standard = (centered / centered.square().mean().sqrt()).numpy()
     theirs = LogisticRegression(C=1 / strength, tol=1e-8, max_iter=5000).fit(standard, labels.numpy())
     expected = standard @ theirs.coef_.T + theirs.intercept_
     found = head(features).double().numpy()

@@ -193,7 +193,7 @@ def test_a_flat_vector_and_a_resumed_one_come_out_as_separate_tensors_do():
         if step == 7:
             saved = optimizer.state()
             optimizer = plan.build(flat.vector)
-            optimizer.load_state(*saved)
+            optimizer.load_state(saved)
         found = gradients(parameters, step)
         optimizer.step(torch.cat([each.reshape(-1) for each in found]), 0.1)
     assert torch.equal(flat.vector, torch.cat([each.detach().reshape(-1) for each in parameters]))

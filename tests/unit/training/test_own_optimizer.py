@@ -47,7 +47,7 @@ def test_a_state_of_spans_is_that_of_the_parameters_in_them(
     other, _, again = made(kind, frozen, **options)
     other.vector.copy_(flat.vector)
     own = again.whole(other.vector)
-    own.load_state(*saved)
+    own.load_state(saved)
     before.step(gradient, 0.05 if plan.rate == 0.05 else 0.1)
     other.gradients.copy_(gradient)
     other.without_gradient = tuple(
@@ -64,5 +64,5 @@ def test_a_state_of_another_model_is_refused() -> None:
     tensors, facts = before.state()
     with pytest.raises(RequestError, match="of other parameters"):
         plan.whole(flat.vector).load_state(
-            tensors, {**facts, "shapes": facts["shapes"][:-1], "groups": facts["groups"][:-1]}
+            (tensors, {**facts, "shapes": facts["shapes"][:-1], "groups": facts["groups"][:-1]})
         )

@@ -7,22 +7,29 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polyrhythm.api.loop.distributed_optimizer import ServerStates
+from polyrhythm.api.loop.divisions import Divisions, View
 from polyrhythm.api.loop.epochs import Begun, EpochProgress, Epochs, LoopEntry
 from polyrhythm.api.loop.loop_duties import LoopDuties, load_final_model, meets_every_step
-from polyrhythm.api.loop.position import Logbook, LoopProgress
-from polyrhythm.api.loop.shard import Host, Seat
+from polyrhythm.api.loop.loop_evaluation import Evaluate, LoopEvaluation, LoopEvaluator
+from polyrhythm.api.loop.loop_storage import LoopSnapshot, LoopStorage, with_ranks
+from polyrhythm.api.loop.position import ALL, Logbook, LoopProgress
+from polyrhythm.api.loop.shard import DealtLoader, Division, Host, Seat
 from polyrhythm.api.loop.store_board import Ends, Means, StoreBoard
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
-from polyrhythm.errors import RunError
+from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import CheckpointSaved, Evaluated, Event, Notice, RunEnded, RunStarted, ServerLost
 from polyrhythm.launch.devices import check_kinds_of_devices, why_one_kind_of_device
 from polyrhythm.launch.script import ADMITS_KEY, OVER_KEY, WHOLE_KEY, WorkerStatus, WorkerStatuses
+from polyrhythm.roles.checkpoint_interval import Interval
+from polyrhythm.roles.checkpointing.archive import Archivist
+from polyrhythm.roles.checkpointing.model_snapshot import ModelSnapshot
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_messages import TakenBatches
 from polyrhythm.roles.control_plane import Boundary
@@ -31,6 +38,7 @@ from polyrhythm.roles.ledger import Attendance, Ledger
 from polyrhythm.roles.member import Member
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.result import digest
+from polyrhythm.roles.step_metrics import report_interval_s
 from polyrhythm.roles.trainer import Trainer
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.state import State
@@ -38,8 +46,6 @@ from polyrhythm.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from polyrhythm.api.loop.loop_report import LoopLog, LoopMeter
-
-_REPORT_EVERY_S = 0.5
 
 
 class UserWorkload:
@@ -58,7 +64,7 @@ class UserWorkload:
         self._regrouped = regrouped
 
     def share_out(self, absent: tuple[int, ...], place: int, present: int) -> None:
-        """Keep the share of the current epoch: the next one is divided again."""
+        """Keep the share of the current epoch until its rest is divided again."""
         self._regrouped()
 
     def share_out_apart(self, absent: tuple[int, ...], place: int, present: int) -> None:
@@ -110,8 +116,8 @@ class Coordination(Host):
         self._replica: Replica | None = None
         self._statuses = WorkerStatuses(self._store, len(ranks), lambda worker: home.is_lost(ranks[worker]))
         self.reform: Callable[[], None] = lambda: None
-        self._reported_at_s = -_REPORT_EVERY_S
-        self._duties = LoopDuties(world, strategy, self._tell) if world.leads else None
+        self._reported_at_s = -inf
+        self._duties = LoopDuties(world, strategy, self._report) if world.leads else None
         self.control: Leader | Member = (
             Member(world, strategy, awaits_model=True)
             if self._duties is None
@@ -120,7 +126,7 @@ class Coordination(Host):
         self._reports_batches = not world.leads and not meets_every_step(strategy, len(ranks))
         self.board = StoreBoard(self._store, self._attend)
         faults = strategy.faults(len(ranks))
-        awaited = faults.regroups and world.goes_on_without(LEADER, faults)
+        awaited = faults.regroups and world.continues_without(LEADER, faults)
         self._logbook = Logbook(self.board) if awaited else None
         self._progress = EpochProgress(self.loop_progress, self._logbook)
         self.entry = LoopEntry(world, strategy, self.board, self._statuses, self._progress, self.control)
@@ -129,9 +135,13 @@ class Coordination(Host):
         if self._duties is not None:
             self._duties.started = self._open_log
         self.epochs = Epochs(self._worker, self.board, self.loop_progress, self.entry)
+        self._divisions = Divisions(self._worker, self.board)
         self.means = Means(self._worker, self.board, self._statuses, self._awaited)
         self.ends = Ends(self._worker, self.board, self._statuses)
         self._trainer: Trainer | None = None
+        self._archivist: Archivist[LoopSnapshot] | None = None
+        self.evaluator: LoopEvaluator | None = None
+        self._begun: LoopSnapshot | None = None
 
     @property
     def server_states(self) -> ServerStates | None:
@@ -140,11 +150,11 @@ class Coordination(Host):
             return None
         return ServerStates(self._world, self._strategy.faults(self.workers), self._duties.ask_servers)
 
-    def take(self, replica: Replica) -> Trainer:
+    def take(self, replica: Replica, digest_every: int) -> Trainer:
         """Join the replica to those of the others; return its trainer."""
         self._replica = replica
         workload = UserWorkload(replica, self._formed)
-        self._trainer = Trainer(self._world, self._strategy, workload, self.control)
+        self._trainer = Trainer(self._world, self._strategy, workload, self.control, digest_every)
         self.control.replica = replica
         return self._trainer
 
@@ -164,9 +174,9 @@ class Coordination(Host):
             return
 
         def look() -> str | None:
-            told = self.board.read(key)
-            gone = told is None and self._statuses.of(LEADER) is WorkerStatus.GONE
-            return kind if gone else told
+            device_kind = self.board.read(key)
+            gone = device_kind is None and self._statuses.of(LEADER) is WorkerStatus.GONE
+            return kind if gone else device_kind
 
         if self._worker == LEADER:  # its replacement finds its predecessor's kind
             leaders = self.board.post_if_absent(key, kind)
@@ -198,7 +208,36 @@ class Coordination(Host):
                 f"the others have dropped worker {self._worker} as failed, and continue without it"
             )
         self.workers = len(present)
-        return Seat(present.index(self._worker), len(present), self._progress.be_seated() if trains else 0)
+        taken = self._progress.be_seated() if trains else 0
+        at = self._progress.at
+        if trains and at is not None and self._progress.passes == 1:
+            self._divisions.begin((at.loop, at.epoch), self.epochs.dealt)
+            if not self._divisions.has_share:
+                many = len(self.epochs.dealt)
+                return Seat(0, many, taken, division=Division(ALL, self.epochs.dealt, many))
+        return Seat(present.index(self._worker), len(present), taken)
+
+    def seat_again(self, taken: int, loader: DealtLoader) -> Seat | None:
+        """Return this worker's share of the rest of the epoch, if workers have failed or joined; else None."""
+        if not self._divides or not self.counts_epochs or self._progress.open != 1:
+            return None
+        duties, ends = self._duties, taken >= len(loader)
+        if duties is not None and duties.waiting and self._progress.between_steps and not ends:
+            self.entry.admit_inside()
+        division = self._divisions.after(taken, loader, self._progress.taken_before)
+        if division is None:
+            return None
+        if duties is not None and not ends:
+            duties.unseen.clear()
+        self.epochs.present = division.members
+        self.workers = len(division.members)
+        return Seat(division.members.index(self._worker), self.workers, taken, division=division)
+
+    @property
+    def _divides(self) -> bool:
+        """Whether the rest of the current epoch can be divided again: it has one pass for training, so far."""
+        optimizer = self.loop_progress.optimizer
+        return self._progress.passes < 2 and not (optimizer is not None and optimizer.uneven)
 
     def left_out(self, batches: int) -> None:
         self._progress.left_out(batches)
@@ -227,16 +266,18 @@ class Coordination(Host):
         """Note that a step has been taken."""
         self._progress.step_done()
         self.control.after_step()
+        if self.evaluator is not None:
+            self.evaluator.evaluator.look()
         optimizer = self.loop_progress.optimizer
         if self._meter is not None and optimizer is not None:
             self._meter.step_done(optimizer.steps + 1, float(optimizer.param_groups[0]["lr"]))
 
-    def say_who_may_come(self) -> None:
+    def report_admission(self) -> None:
         """Post for the launcher why no replacement of a failed worker could enter the loop; empty if one could."""
         if self._duties is not None:
-            self.board.post(ADMITS_KEY, self._why_nobody())
+            self.board.post(ADMITS_KEY, self._why_none_is_admitted())
 
-    def tell_unseen(self, *, final: bool = False) -> None:
+    def report_unseen(self, *, final: bool = False) -> None:
         """Report the batches that failed workers have not taken of their shares, unless replacements take them.
 
         Args:
@@ -249,7 +290,7 @@ class Coordination(Host):
             never = not self._duties.is_there(worker) if final else statuses[worker] is WorkerStatus.GONE
             if self.entry.waits or never:
                 many = "the last" if self._duties.knows else "at most"
-                say(
+                print_line(
                     f"of worker {worker}, which is lost, {many} {left} of its {of} batches of an epoch are not seen"
                 )
         self._duties.unseen.clear()
@@ -271,9 +312,9 @@ class Coordination(Host):
             def look() -> dict[int, WorkerState] | None:
                 self._attend()
                 here = self._here()
-                if (handed := duties.handed_in(number, here)) is None:
+                if (given := duties.met(number, here)) is None:
                     self.means.check_others(number, "group.state_dict", here - {self._worker})
-                return handed
+                return given
 
             workers = self.board.await_found(look, "the others to call group.state_dict")
             assert self._replica is not None, "something has been distributed"
@@ -281,6 +322,109 @@ class Coordination(Host):
             found = workers, duties.ask_servers() if self._world.roles.servers else []
         self.means.mean(number, 0.0, 1.0, "group.state_dict")
         return found
+
+    def save_every(self, every: Interval, storage: LoopStorage) -> None:
+        """Write checkpoints at this interval; called on all workers after their first step.
+
+        Args:
+            every: interval between checkpoints.
+            storage: place of the checkpoints.
+        """
+        resumed, optimizer = self.epochs.resumed, self.loop_progress.optimizer
+        assert optimizer is not None, "a loop has something to train"
+        since = (0, 0) if resumed is None else (resumed.steps, resumed.epoch)
+        if self._world.rejoins:
+            since = optimizer.steps - 1, self.next_epoch.epoch
+        if self._duties is not None:
+            self._duties.save_every(every, since)
+            self._duties.write = self._write
+            self._archivist = Archivist(storage, self._world.activity, self._emit_now, beside=True)
+        elif isinstance(self.control, Member):
+            self.control.save_every(every, since)
+
+    def evaluate(self, function: Evaluate, *, skips_failures: bool) -> LoopEvaluation:
+        """Begin to evaluate a copy of the coordinator's model; a no-op on other workers.
+
+        Args:
+            function: function of the user that returns numbers by name.
+            skips_failures: whether a failure is reported and skipped; else it ends the run.
+
+        Raises:
+            RequestError: steps cannot continue during an evaluation.
+            RunError: an earlier one has failed.
+        """
+        optimizer = self.loop_progress.optimizer
+        steps = 0 if optimizer is None else optimizer.steps
+        if self._duties is None:
+            return LoopEvaluation(steps, None)
+        assert self._replica is not None, "something has been distributed"
+        if self.evaluator is None:
+            self.evaluator = LoopEvaluator(
+                self._replica, self._world, self._emit_now, skips_failures=skips_failures
+            )
+        elif self.evaluator.skips_failures is not skips_failures:
+            raise RequestError("group.evaluate_async: a loop has one on_error: give the same in all calls")
+        return self.evaluator.begin(
+            function, self.next_epoch.epoch, steps, self._elapsed_s, self._log_evaluated
+        )
+
+    def _log_evaluated(self, model: ModelSnapshot, values: dict[str, float]) -> None:
+        """Report results of an earlier step, where a report is enabled."""
+        tested, others = _parted(values)
+        if tested and self._log is not None:
+            event = Evaluated(
+                time_s=self._elapsed_s,
+                epoch=model.epoch,
+                step=model.step,
+                snapshot_s=model.taken_s,
+                **tested,
+            )
+            self._log.on_event(event)
+        if others and self._meter is not None:
+            self._meter.log(self._worker, model.step, others)
+
+    def state_due(self) -> bool:
+        """Return whether this worker's state is due for a checkpoint.
+
+        The coordinator begins to write the one before once it has all states.
+        """
+        optimizer = self.loop_progress.optimizer
+        assert optimizer is not None, "a loop has something to train"
+        due = self.control.state_due(optimizer.steps, self.next_epoch.epoch)
+        if self._archivist is not None:
+            self._archivist.look()
+            self.control.after_step()  # receives what has arrived
+            self._write()
+        return due
+
+    def _write(self) -> bool:
+        """Begin to write a checkpoint that has all states; return whether none is being collected."""
+        states = None if self._duties is None else self._duties.states
+        if states is None or self._archivist is None:
+            return True
+        if (found := states.held()) is not None and self._begun is not None:
+            begun, self._begun = self._begun, None
+            self._archivist.begin(replace(begun, state=with_ranks(begun.state, *found)))
+        return not states.open
+
+    def send_state(self, own: WorkerState, state: Callable[[], dict[str, Any]]) -> None:
+        """Hand in this worker's state for a checkpoint, which the coordinator writes once it has those of all.
+
+        Args:
+            own: state of this worker that does not change any more.
+            state: function that returns the state of the run without those of workers and servers; called on the
+                coordinator.
+        """
+        self.control.boundary(Boundary.CHECKPOINT, own)
+        if self._duties is None or self._duties.states is None or self._duties.states.open:
+            return
+        assert self._replica is not None, "something has been distributed"
+        self._replica.part.check_servers()
+        self._begun = LoopSnapshot(self.next_epoch.epoch, own.account.step, state())
+        self._duties.states.begin(own.account.step, awaits=True)
+
+    def _emit_now(self, event: Event) -> None:
+        self._report(replace(event, time_s=self._elapsed_s))
 
     def _here(self) -> set[int]:
         statuses = self._statuses.read()
@@ -312,6 +456,8 @@ class Coordination(Host):
         assert self._trainer is not None, "something has been distributed"
         self._progress.leave()
         self._trainer.close()
+        if self.evaluator is not None:
+            self.evaluator.evaluator.wait()
         tally = None if self._meter is None else self._meter.tally
         if self._meter is not None and self.loop_progress.optimizer is not None:
             self._meter.end(steps, float(self.loop_progress.optimizer.param_groups[0]["lr"]))
@@ -333,7 +479,9 @@ class Coordination(Host):
         if self._duties is not None:
             staleness.update(self._duties.staleness)
         replica.part.close()
-        self.tell_unseen(final=True)
+        if self._archivist is not None:
+            self._archivist.wait()
+        self.report_unseen(final=True)
         if self._log is not None and self._duties is not None:
             figures = self._duties.figures() | self._known() | {"run": str(self._log.folder)}
             figures["parameters_sha256"] = digest(replica.flat.vector)
@@ -345,20 +493,20 @@ class Coordination(Host):
         optimizer = self.loop_progress.optimizer
         if self._meter is not None and optimizer is not None:
             self._meter.loss = values.get("loss", self._meter.loss)
-            tested = {
-                name: values[name] for name in ("test_loss", "test_top1", "test_top5") if name in values
-            }
-            others = {name: value for name, value in values.items() if name != "loss" and name not in tested}
+            tested, others = _parted({name: value for name, value in values.items() if name != "loss"})
             if tested and self._log is not None:
                 self._meter.end(optimizer.steps, float(optimizer.param_groups[0]["lr"]))
-                known = dict.fromkeys(("test_loss", "test_top1", "test_top5"), float("nan")) | tested
                 epochs = self.next_epoch.epoch
-                self._log.on_event(Evaluated(time_s=self._elapsed_s, epoch=epochs, **known))
+                self._log.on_event(
+                    Evaluated(time_s=self._elapsed_s, epoch=epochs, step=optimizer.steps, **tested)
+                )
             if others:
                 self._meter.log(self._worker, optimizer.steps, others)
 
     def fail(self, error: BaseException) -> None:
-        """Write the report of a loop that has ended with an error."""
+        """End what runs of a loop that has ended with an error, and write its report."""
+        if self.evaluator is not None:
+            self.evaluator.evaluator.drop()
         if self._log is not None:
             self._log.end(RunEnded(time_s=self._elapsed_s, outcome="failed", result={}), error)
 
@@ -433,7 +581,7 @@ class Coordination(Host):
             ledger = Ledger(Attendance.from_json(attendance))
         duties.over = lambda: self.board.post(OVER_KEY, "")
         duties.ready = lambda rank, generation: self.board.post(f"{WHOLE_KEY}/{rank}/{generation}", "")
-        return Leader(replace(self._world, emit=self._tell), self._strategy, duties, ledger)
+        return Leader(replace(self._world, emit=self._report), self._strategy, duties, ledger)
 
     def _attend(self) -> None:
         """Regroup while this worker waits for others, where that is requested."""
@@ -443,20 +591,35 @@ class Coordination(Host):
     def _report_batches(self, taken: int, of: int) -> None:
         """Report at intervals, and at an epoch's beginning and end; the coordinator knows its own progress at once."""
         now_s = self._world.clock.now()
-        seldom = self._reports_batches and (
-            taken in (0, of) or now_s - self._reported_at_s >= _REPORT_EVERY_S
+        rarely = self._reports_batches and (
+            taken in (0, of)
+            or now_s - self._reported_at_s >= report_interval_s(len(self._world.roles.workers))
         )
-        if seldom or self._duties is not None:
+        if rarely or self._duties is not None:
             self._reported_at_s = now_s
             self.control.report(TakenBatches(taken, of))
 
     def _formed(self) -> None:
-        """Note that workers continue in another membership view; its new coordinator requests their positions."""
+        """Note that workers continue in another view: post the position of this one for the others."""
         regroup = None if self._trainer is None else self._trainer.regroup
-        if self._logbook is not None and regroup is not None:
+        if regroup is None:
+            return
+        if self._logbook is not None:
             self._logbook.formed(regroup.leader, regroup.step)
+        at, divisions = self._progress.at, self._divisions
+        if at is None and not self._world.leads:
+            self.entry.note_admission(regroup.members)
+        divisions.has_share = divisions.has_share if at is not None else not self.entry.inside
+        if at is not None and not self.entry.was_admitted_to(at):
+            divisions.has_share = True
+        divisions.formed(
+            View(f"{regroup.leader}.{regroup.number}", regroup.members, regroup.lost),
+            None if at is None else (at.loop, at.epoch),
+            ALL if self._progress.is_over else self._progress.taken,
+            divides=self._divides,
+        )
 
-    def _why_nobody(self) -> str:
+    def _why_none_is_admitted(self) -> str:
         assert self.loop_progress.optimizer is not None, "a loop has something to train"
         if self.loop_progress.optimizer.has_grown:
             return (
@@ -473,19 +636,26 @@ class Coordination(Host):
     def _awaited(self) -> tuple[int, ...]:
         return self.epochs.present or tuple(range(len(self._world.roles.workers)))
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         if isinstance(event, Notice) and not isinstance(event, ServerLost):  # the launcher reports those
-            say(event.text)
+            print_line(event.text)
         if self._log is not None:
             self._log.on_event(event)
 
-    def tell_waiting(self, text: str) -> None:
+    def report_waiting(self, text: str) -> None:
         """Print the workers for which this one waits; on the coordinator, log it as well."""
-        say(text)
+        print_line(text)
         if self._log is not None:
             self._log.on_event(Notice(time_s=self._elapsed_s, text=text))
 
 
-def say(text: str) -> None:
+def _parted(values: dict[str, float]) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the results of a test among values, those that are missing not numbers, or none; and the other values."""
+    names = ("test_loss", "test_top1", "test_top5")
+    tested = {name: values.get(name, float("nan")) for name in names} if values.keys() & set(names) else {}
+    return tested, {name: value for name, value in values.items() if name not in names}
+
+
+def print_line(text: str) -> None:
     """Print a line for the user of the run."""
     print(f"polyrhythm: {text}", file=sys.stderr, flush=True)

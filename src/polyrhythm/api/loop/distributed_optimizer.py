@@ -39,7 +39,7 @@ from polyrhythm.roles.trainer import LoopSteps
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.worker_part import PLACES, Follows, Step, Writes
+from polyrhythm.strategies.worker_part import PLACES, Logged, OptimizerSource, Step, Writes
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -228,7 +228,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._lazy_start = lazy_start
         self.over = False
         self.steps = 0
-        self._goes_on_with = 0
+        self._continues_with = 0
         self._epoch_began_at = 0
         self._steps = steps
         replica = steps.trainer.replica
@@ -239,7 +239,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._has_stepped = self._was_averaged = self._several = False
         self._exchanges = 0
         self.uneven = self.was_uneven = False
-        self._said = False
+        self._reported = False
         self.has_grown = self._has_added = False
         self.on_growth: Callable[[], None] = lambda: None
         self.gather: Callable[[Any], list[Any]] = lambda own: [own]
@@ -247,7 +247,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._servers = servers
         self._begin_groups()
         follows = self._replica.part.follows
-        if follows is Follows.NOTHING and self._rates[self._lead] == 0 and any(self._rates):
+        if follows is OptimizerSource.NOTHING and self._rates[self._lead] == 0 and any(self._rates):
             raise RequestError(
                 f"param group {self._lead} has learning rate 0 and another has not, so their ratio is unknown: make "
                 "the scheduler after group.distribute"
@@ -262,7 +262,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         up: they change nothing, so that all loops have the same number of steps.
 
         Args:
-            closure: computes the loss and its gradients; called once, first, or as the optimizer requires it (LBFGS).
+            closure: function that computes the loss and its gradients; called once, first, or as often as the optimizer
+            requires (LBFGS).
 
         Returns:
             The result of the closure.
@@ -286,7 +287,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if own.closure is None and not self.gradients.averaged:
                 self._average()
             self._steps.update(self.steps, self._rates[self._lead])
-            self._stepped_to_here()
+            self._publish_parameters()
             if own.closure is not None:
                 loss, own.closure = own.loss, None
             self.gradients.zero(to_none=True)
@@ -341,6 +342,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Begin a loop that may end sooner on some workers than on others; `take_part_until` ends it."""
         self.start()
         self.uneven = self.was_uneven = True
+        self._steps.trainer.digests = None  # workers with finished loops make no updates
         self._exchanges = self.steps  # the same on all, replacements among them
 
     def take_part_until(self, ends: Ends, loop: str, together: int) -> None:
@@ -360,12 +362,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if own is not None and own.asks_for_closure:
             raise RequestError("group.join does not support an optimizer with a closure")
         steps = self.steps
-        ends.say(loop)
+        ends.print_line(loop)
         while (last := ends.last(loop, self._exchanges, together)) is None or self._exchanges < last:
             self._exchange_nothing()
         self.gradients.zero(to_none=True)
         if self.gradients.mean is Mean.STEP:
-            self._go_on_from_one(steps)
+            self._continue_from_one(steps)
 
     def _exchange_nothing(self) -> None:
         """Take part in one exchange without a gradient."""
@@ -382,19 +384,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.gradients.mean_of(self._steps, 0.0)
         self._replica.flat.change = self._change()
         self._steps.take(Step(self.steps, 0.0), self._lead_rate)
-        self._stepped_to_here()
+        self._publish_parameters()
         self.steps += 1
         self._exchanges += 1
 
-    def _go_on_from_one(self, taken: int) -> None:
+    def _continue_from_one(self, taken: int) -> None:
         """Continue from the state of the first worker that has taken most steps itself; all call it.
 
         Args:
             taken: steps of this worker with gradients of its own, and all before its loop.
         """
         trainer, replica = self._steps.trainer, self._replica
-        logged, view = replica.part.logged, trainer.members
-        assert logged is not None, "workers with the mean of all gradients keep a log"
+        logged, view = replica.part_as(Logged), trainer.members
         exchanger, everyone = logged.exchanger, replica.workers.size
 
         own = torch.zeros(2, everyone, dtype=torch.float64)
@@ -505,7 +506,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._replica.flat.spread_gradients()
         rate, plan = self._terms()
         if not self.gradients.averaged and self.gradients.changed_by_loop():
-            self._say_whose_gradients()
+            self._report_gradients()
         if not self._has_stepped and self.gradients.averages:
             changed = self._replica.flat.vector.new_tensor([float(self.gradients.changed_by_loop())])
             self._steps.sum(changed)  # all decide alike
@@ -513,7 +514,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._has_stepped = True
         self._was_averaged = self.gradients.averaged
         weight = self._asked_weight if self.gradients.averaged else self._next_weight()
-        left_out = self.steps < self._goes_on_with
+        left_out = self.steps < self._continues_with
         if weight == 0 or left_out:
             self.zero_grad()
         self.gradients.keep_left()
@@ -521,12 +522,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._replica.flat.change = self._change()
             with self.waiting(self.place):
                 self._steps.take(Step(self.steps, weight, plan=plan), rate)
-            self._goes_on_with = self._replica.part.next_step(self.steps)
+            self._continues_with = self._replica.part.next_step(self.steps)
         self.gradients.zero(to_none=True)
         self._exchanges += 1
-        self._stepped_to_here()
+        self._publish_parameters()
 
-    def _stepped_to_here(self) -> None:
+    def _publish_parameters(self) -> None:
         self._replica.flat.spread_parameters()
         if self._stepped is not None:
             self._stepped.copy_(self._replica.flat.vector)
@@ -537,12 +538,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return 0.0  # this gradient was computed before this worker had worker 0's parameters
         return weight
 
-    def _say_whose_gradients(self) -> None:
-        if self._said or self._replica.workers.size == 1 or self._replica.workers.rank > 0:
+    def _report_gradients(self) -> None:
+        if self._reported or self._replica.workers.size == 1 or self._replica.workers.rank > 0:
             return
-        self._said = True
+        self._reported = True
         print(
-            f"polyrhythm: {whose_gradients(self._strategy, self.gradients.mean)}", file=sys.stderr, flush=True
+            f"polyrhythm: {gradients_text(self._strategy, self.gradients.mean)}", file=sys.stderr, flush=True
         )
 
     def settle(self) -> None:
@@ -581,15 +582,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if change is not None and self._stepped is not None:
             flat.vector.copy_(self._stepped)
         act()
-        self._stepped_to_here()
+        self._publish_parameters()
         if change is not None and written is not None:
-            if self._replica.part.writes is Writes.ADDED:
+            if self._replica.part.write_treatment is Writes.ADDED:
                 flat.vector.add_(change)
             else:
                 flat.vector.copy_(written)
             flat.spread_parameters()
 
-    def go_on_at(self, step: int) -> None:
+    def continue_at(self, step: int) -> None:
         """Continue at the others' step, whatever this worker, a replacement, received at its start."""
         self.steps = self._lazy_start.step = self._epoch_began_at = step
         self._steps.trainer.step = step
@@ -711,7 +712,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         placed = {id(view.parameter) for view in flat.views}
         grows = any(id(each) not in placed for each in added)
         if (grows and not (self.gradients.mean is Mean.STEP and part.replicated)) or (
-            part.follows is Follows.NOTHING
+            part.follows is OptimizerSource.NOTHING
         ):
             raise RequestError(
                 f"add_param_group: {self._strategy} trains what the optimizer had at group.distribute: give it these "
@@ -726,7 +727,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimized = [each for group in self.param_groups for each in group["params"]]
             flat.gather_parameters()
             flat.grow(self._replica.model, optimized)
-            self._steps.share_anew(f"group {len(self.param_groups)}")
+            self._steps.share_again(f"group {len(self.param_groups)}")
             flat.spread_parameters()
             self._lazy_start.placed = PlacedParameters(self._replica.model, flat)
             self.has_grown = True
@@ -769,11 +770,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         follows, flat = self._replica.part.follows, self._replica.flat
         lead = self._lead_rate
-        if follows is not Follows.NOTHING:
+        if follows is not OptimizerSource.NOTHING:
             self.gradients.note_missing()
-        if follows is Follows.OBJECT:
+        if follows is OptimizerSource.OBJECT:
             return lead, None
-        if follows is Follows.PLAN and (flat.without_gradient or self._has_changed()):
+        if follows is OptimizerSource.PLAN and (flat.without_gradient or self._has_changed()):
             plan = OptimizerPlan.of_step(self._inner, flat)
             return plan.rate, plan
         self._check_frozen()
@@ -811,14 +812,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             RequestError: the strategy would overwrite the change.
         """
         flat, part = self._replica.flat, self._replica.part
-        if part.writes is Writes.KEPT:
+        if part.write_treatment is Writes.KEPT:
             return None
         flat.gather_parameters()
         if self._stepped is None:
             self._stepped = flat.vector.clone()
             return None
         change = None if torch.equal(self._stepped, flat.vector) else flat.vector - self._stepped
-        fits = part.writes is Writes.ADDED or (part.writes is Writes.IN_STEP and self._identical)
+        fits = part.write_treatment is Writes.ADDED or (
+            part.write_treatment is Writes.IN_STEP and self._identical
+        )
         if change is not None and not fits:
             raise RequestError(
                 f"parameters were changed after optimizer.step(), which {self._strategy} would overwrite: change them "
@@ -856,7 +859,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
 
-def whose_gradients(strategy: str, mean: Mean) -> str:
+def gradients_text(strategy: str, mean: Mean) -> str:
     """Return a line that explains to which gradients clipping applies, where that is not the workers' mean."""
     if mean is Mean.ASKED:
         return (

@@ -2,9 +2,10 @@
 
 A worker may fail in the middle of an epoch, and its replacement starts the script again:
 
-    worker 0   ◇ epoch 3 ─────────────── ◇ epoch 4 ─────── ◇ epoch 5
-    worker 1   ◇ epoch 3 ─── ✝            its replacement  ▷ ◇ epoch 5        in lockstep
-    worker 1   ◇ epoch 3 ─── ✝  ▷ ── its rest ── ◇ epoch 5                   asynchronous
+    worker 0   ◇ epoch 3 ──────────────────── ◇ epoch 4
+    worker 1   ◇ epoch 3 ─── ✝  ▷ a new share ◇ epoch 4        in lockstep: all divide the rest again (`Divisions`)
+    worker 1   ◇ epoch 3 ─── ✝  ▷ its rest ── ◇ epoch 4        asynchronous
+    worker 1   ◇ epoch 3 ─── ✝              ▷ ◇ epoch 4        in lockstep, where batches cannot be dealt again
 
 The first worker at the beginning of an epoch (◇) posts a mark for all: the workers that have a share
 of it, and the position of the loop. So all divide it alike, though they learn of a failure at different moments, and
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -63,13 +65,15 @@ class Entry(Protocol):
 
     Attributes:
         rejoins: whether the worker is a replacement, and the others are training already.
-        waits: whether replacements wait for the beginning of an epoch.
+        waits: whether replacements wait until they are admitted.
+        inside: workers among which this one, a replacement, was admitted in the middle of an epoch; else empty.
     """
 
     rejoins: bool
     waits: bool
+    inside: tuple[int, ...]
 
-    def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
+    def admit_workers(self, begun: Begun, entering: Sequence[int]) -> None:
         """Admit waiting workers, if this worker is the coordinator."""
 
     def entered(self) -> Begun:
@@ -78,7 +82,7 @@ class Entry(Protocol):
     def present(self) -> tuple[list[int], list[int]]:
         """Return the workers that will have a share of the next epoch, and those of them that wait for admission."""
 
-    def go_on(self, begun: Begun) -> None:
+    def continue_run(self, begun: Begun) -> None:
         """Begin an epoch in which this worker, a replacement, takes the rest of its share."""
 
     def begins(self, begun: Begun) -> None:
@@ -96,11 +100,13 @@ class Epochs:
 
     Attributes:
         present: workers that have a share of the current epoch; None outside of epochs.
+        dealt: workers among which the current epoch was divided at its beginning.
         resumed: epoch with which a resumed run begins; None: the run is new.
     """
 
     def __init__(self, worker: int, board: StoreBoard, loop_progress: LoopProgress, entry: Entry) -> None:
         self.present: tuple[int, ...] | None = None
+        self.dealt: tuple[int, ...] = ()
         self.resumed: Begun | None = None
         self._worker = worker
         self._board = board
@@ -141,10 +147,11 @@ class Epochs:
                     self._loop_progress.go_to(mark)
                 else:
                     self._loop_progress.check_alike(mark)
-                away = behind = self._worker not in mark.present
+                present = mark.present if entered is None else self._entry.inside or mark.present
+                away = behind = self._worker not in present
                 if away:
                     continue
-                self.present = mark.present
+                self.present, self.dealt = present, mark.present
                 self._begin(Begun(loop, epoch, mark.steps), mark, entered)
                 behind = entered is not None  # its schedulers by batch were stepped by another process
                 entered = None
@@ -158,10 +165,10 @@ class Epochs:
         own = replace(begun, steps=self._loop_progress.optimizer.steps) if entered is None else entered
         self._entry.begins(own)
         if entered is not None:
-            self._entry.go_on(entered)
+            self._entry.continue_run(entered)
         else:
             self._board.post(begun_key(self._worker), own.to_text())
-        self._entry.let_in(begun, mark.entering)
+        self._entry.admit_workers(begun, mark.entering)
 
     def _mark(self, loop: int, epoch: int, *, away: bool) -> Mark | None:
         key, end = f"script/epochs/{loop}/{epoch}", _end_key(loop)
@@ -198,35 +205,78 @@ class EpochProgress:
         loop_progress: the argument of that name.
         at: the current epoch, or the last one; None before the first.
         is_over: whether a share of it has been handed out to its end, or the user has left the loop.
+        passes: number of iterations for training begun in it.
+        open: number of these that have not ended.
         leaves_out: batches of it that a predecessor has taken, and that no share has left out yet.
     """
 
     def __init__(self, loop_progress: LoopProgress, logbook: Logbook | None) -> None:
         self.at: Begun | None = None
         self.is_over = False
-        self.leaves_out = 0
+        self.leaves_out = self.passes = self.open = 0
         self.loop_progress = loop_progress
         self._logbook = logbook
-        self._taken = self._taken_by_steps = 0
+        self._taken = self._first_step = 0
+        self._taken_before = array("q", [0])
         self._seated_in: Begun | None = None
 
     def begin(self, at: Begun) -> None:
         """Begin an epoch without taken or skipped batches."""
         self.at = at
         self.is_over = False
-        self.leaves_out = self._taken = self._taken_by_steps = 0
+        self.leaves_out = self.passes = self.open = self._taken = 0
+        self._first_step, self._taken_before = at.steps, array("q", [0])
+
+    @property
+    def taken(self) -> int:
+        """Number of batches taken."""
+        return self._taken
+
+    @property
+    def _fetched_ahead(self) -> int:
+        """Batches that the loop takes before the step that uses them, by its first two steps; 0 until these are done.
+
+        Its first step follows these and its own batches, each other step its own alone.
+        """
+        if len(self._taken_before) < 3:
+            return 0
+        first, second, third = self._taken_before[:3]
+        return max(0, (second - first) - (third - second))
+
+    @property
+    def _taken_by_steps(self) -> int:
+        return self.taken_before(self._first_step + len(self._taken_before))
 
     def be_seated(self) -> int:
         """Begin a share of the epoch; return how many batches to leave out, maybe more than it has."""
         self._seated_in = self.at
         self.is_over = False
+        self.passes, self.open = self.passes + 1, self.open + 1
         return self.leaves_out
 
     def left_out(self, batches: int) -> None:
         """Note that this number of batches of a share need not be taken again."""
+        assert self.loop_progress.optimizer is not None, "a loop has something to train"
         self.leaves_out -= batches
         self._taken += batches
-        self._taken_by_steps = self._taken
+        self._first_step, self._taken_before = self.loop_progress.optimizer.steps, array("q", [self._taken])
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether all batches taken are in steps; False as long as some may have been fetched ahead."""
+        unsure = len(self._taken_before) == 2 and self._taken_before[1] > self._taken_before[0] + 1
+        return self._taken == self._taken_by_steps and not unsure
+
+    @property
+    def here(self) -> Position:
+        """Position of the loop, between two steps."""
+        assert self.at is not None, "an epoch has begun"
+        return self.loop_progress.position((self.at.loop, self.at.epoch), self._taken)
+
+    def taken_before(self, step: int) -> int:
+        """Return the number of batches of the steps before one of this epoch, as far as this worker has taken them."""
+        done = min(max(0, step - self._first_step), len(self._taken_before) - 1)
+        return self._taken_before[done] - (self._fetched_ahead if done else 0)
 
     def took(self) -> None:
         """Note that one more batch is taken."""
@@ -236,6 +286,7 @@ class EpochProgress:
         """Note that a share has ended, or the user has left the loop; an iterator that was kept may call this late."""
         if self._seated_in is self.at:
             self.is_over = True
+            self.open -= 1
             self._note(ALL if broken_off else self._taken, at_end=True)
 
     def step_begins(self) -> None:
@@ -244,7 +295,7 @@ class EpochProgress:
 
     def step_done(self) -> None:
         """Note that a step has been taken."""
-        self._taken_by_steps = self._taken
+        self._taken_before.append(self._taken)
 
     def leave(self) -> None:
         """Note that no more steps will be taken."""
@@ -280,7 +331,8 @@ class LoopEntry(Entry):
 
     Attributes:
         rejoins: whether this worker is a replacement, and the others are training already.
-        waits: whether replacements wait for the beginning of an epoch; one of worker 0 does not.
+        waits: whether replacements wait until they are admitted; one of worker 0 does not.
+        inside: see `Entry`.
         reform: regroups with the present workers, between two steps; set once something is distributed.
         duties: duties of the coordinator; None on other workers.
         trainer: trainer of the worker; None until it begins.
@@ -300,6 +352,7 @@ class LoopEntry(Entry):
         self.rejoins = world.rejoins
         faults = strategy.faults(workers)
         self.waits = faults.regroups
+        self.inside: tuple[int, ...] = ()
         self._stays_behind = faults.rejoin is Rejoin.BEHIND
         self._world = world
         self._board = board
@@ -330,7 +383,7 @@ class LoopEntry(Entry):
         self.started(0.0)
         return began
 
-    def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
+    def admit_workers(self, begun: Begun, entering: Sequence[int]) -> None:
         """Admit waiting workers, if this worker is the coordinator; the others interrupt their next step for it."""
         position, self._position = self._position, None
         # In the middle of an epoch the previous coordinator has admitted others to it.
@@ -341,6 +394,28 @@ class LoopEntry(Entry):
             self._board.post(_entered_key(worker), begun.to_text())
         if self.duties.admit(entering, lambda worker: self._statuses.of(worker) is not WorkerStatus.WAITING):
             self.reform()
+
+    def admit_inside(self) -> None:
+        """Admit waiting workers in the middle of an epoch; called on the coordinator, before a batch."""
+        assert self.duties is not None, "only the coordinator admits others"
+        statuses = self._statuses.read()
+        waiting = [worker for worker in self.duties.waiting if statuses[worker] is WorkerStatus.WAITING]
+        for worker in waiting:
+            key = _inside_key(worker, self.duties.waiting[worker])
+            self._board.post(key, self._progress.here.to_text())
+        if waiting and self.duties.admit(waiting, lambda worker: True):
+            self.reform()
+
+    def note_admission(self, members: tuple[int, ...]) -> None:
+        """Note among which members this worker, a replacement, is admitted, and where."""
+        text = self._board.read(_inside_key(self._worker, self._world.generation))
+        if text is not None:
+            self._position, self.inside = Position.from_text(text), members
+
+    def was_admitted_to(self, begun: Begun) -> bool:
+        """Whether this worker, a replacement, was admitted in the middle of an epoch."""
+        position = self._position if self.inside else None
+        return position is not None and (position.loop, position.epoch) == (begun.loop, begun.epoch)
 
     def present(self) -> tuple[list[int], list[int]]:
         """Return the workers that will have a share of the next epoch, and those of them that wait for admission.
@@ -368,24 +443,28 @@ class LoopEntry(Entry):
             self._board.read(_entered_key(self._worker) if waited else begun_key(self._worker))
         )
         if self.waits and not waited:
-            begun = self._come_to_position(begun)
+            begun = self._advance_to_position(begun)
+        elif self._position is not None:
+            begun = Begun(self._position.loop, self._position.epoch, self._position.steps)
         self._statuses.set(self._worker, WorkerStatus.BEHIND if self._stays_behind else WorkerStatus.HERE)
         return begun
 
-    def go_on(self, begun: Begun) -> None:
+    def continue_run(self, begun: Begun) -> None:
         assert self._loop_progress.optimizer is not None, "a loop has something to train"
         if self._position is not None:
-            self._loop_progress.come_to(self._position)
+            self._loop_progress.advance_to(self._position)
             self._progress.leaves_out = self._position.taken
+            if self.inside:
+                self._loop_progress.optimizer.continue_at(begun.steps)
         elif self.waits:
-            self._loop_progress.optimizer.go_on_at(begun.steps)
+            self._loop_progress.optimizer.continue_at(begun.steps)
         else:
             self._progress.leaves_out = max(0, self._loop_progress.optimizer.steps - begun.steps)
 
     def begins(self, begun: Begun) -> None:
         self._progress.begin(begun)
 
-    def _come_to_position(self, begun: Begun) -> Begun:
+    def _advance_to_position(self, begun: Begun) -> Begun:
         """Wait until one of the workers in lockstep has posted its position; return the epoch of that."""
         regroup = None if self.trainer is None else self.trainer.regroup
         generation = self._world.generation
@@ -422,3 +501,7 @@ class LoopEntry(Entry):
 
 def _entered_key(worker: int) -> str:
     return f"script/entered/{worker}"
+
+
+def _inside_key(worker: int, generation: int) -> str:
+    return f"script/inside/{worker}/{generation}"

@@ -47,7 +47,7 @@ class Gradients:
     Args:
         flat: the model's parameters and gradients.
         mean: time at which the worker holds the mean.
-        average: overwrites the gradients with the workers' mean; not for `Mean.OWN`.
+        average: function that overwrites the gradients with the workers' mean; unused with `Mean.OWN`.
         optimized: the parameters that the optimizer knows.
 
     Attributes:

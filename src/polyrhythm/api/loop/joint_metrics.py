@@ -36,8 +36,8 @@ def join_metrics(module: nn.Module, gather: Callable[[Any], list[Any]]) -> Calla
 
     def gathered(state: Tensor, group: object = None) -> list[Tensor]:
         packed = pack_tensors({"state": state.detach().cpu()}, {}).numpy().tobytes().hex()
-        told = (torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8) for text in gather(packed))
-        return [unpack_tensors(each)[0]["state"].to(state) for each in told]
+        tensors = (torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8) for text in gather(packed))
+        return [unpack_tensors(each)[0]["state"].to(state) for each in tensors]
 
     for each in found:
         each.dist_sync_fn, each.distributed_available_fn = gathered, _is_distributed

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from polyrhythm.events import Event, WorkerLost
+from polyrhythm.roles.checkpoint_interval import Interval
 from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.control_messages import FinalModel, RegroupNow, TakenBatches
 from polyrhythm.roles.leading.leader import Duties
+from polyrhythm.roles.leading.state_collector import StateCollector
 from polyrhythm.roles.replica import Replica
-from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
+from polyrhythm.roles.result import bytes_per_step, defense_figures, staleness_figures
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
@@ -32,7 +34,7 @@ class LoopDuties(Duties):
     Args:
         world: context of this rank.
         strategy: strategy, which decides whether workers regroup.
-        tell: receiver of losses, and of the servers' reports.
+        notify: receiver of losses, and of the servers' reports.
 
     Attributes:
         over: called when all have reached the end, and no other worker can reach it.
@@ -42,9 +44,11 @@ class LoopDuties(Duties):
         staleness: number of gradients applied by servers at each staleness; known at the end.
         started: called when training starts.
         began_s: time of the coordinator's clock at which training started.
+        states: collector of states for checkpoints; None: none are written.
+        write: function that begins to write a complete checkpoint; returns whether no other one is being collected.
     """
 
-    def __init__(self, world: World, strategy: Strategy, tell: Callable[[Event], None]) -> None:
+    def __init__(self, world: World, strategy: Strategy, notify: Callable[[Event], None]) -> None:
         workers = len(world.roles.workers)
         self.over: Callable[[], None] = lambda: None
         self.ready: Callable[[int, int], None] = lambda rank, generation: None
@@ -54,18 +58,21 @@ class LoopDuties(Duties):
         self.started: Callable[[], None] = lambda: None
         self.began_s = world.clock.now()
         self._world = world
-        self._tell = tell
+        self._strategy = strategy
+        self._notify = notify
         self._regroups = strategy.faults(workers).regroups
+        self.states: StateCollector | None = None
+        self.write: Callable[[], bool] = lambda: True
         self._taken: dict[int, TakenBatches] = {}
         self._at_door: dict[int, int] = {}
 
-    def say(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Record the batches that a failed worker had not taken of its share, by its last report or by all reports."""
         if isinstance(event, WorkerLost):
             last = self._taken.get(LEADER if self.knows else event.worker)
             if last is not None and last.taken < last.of:
                 self.unseen.append((event.worker, last.of - last.taken, last.of))
-        self._tell(replace(event, time_s=self.elapsed_s))
+        self._notify(replace(event, time_s=self.elapsed_s))
 
     @property
     def elapsed_s(self) -> float:
@@ -78,11 +85,33 @@ class LoopDuties(Duties):
     def after_step(self) -> None:
         self.leader.read()
 
+    def save_every(self, every: Interval, since: tuple[int, int]) -> None:
+        """Collect states for checkpoints at this interval from now on.
+
+        Args:
+            every: interval between checkpoints.
+            since: steps and epochs done when the run began.
+        """
+        traits = self._strategy.traits(len(self._world.roles.workers))
+        self.states = StateCollector(every, self.leader, traits, self._world.clock.now)
+        self.states.due(*since)
+
+    def state_due(self, done: int, epochs: int) -> bool:
+        return self.states is not None and not self.leader.workers.final and self.states.due(done, epochs)
+
+    def state_received(self, state: WorkerState) -> None:
+        if self.states is None:
+            return
+        if state.account.final:  # without what resuming needs
+            self.states.drop_without(state.account.worker)
+        else:
+            self.states.take(state)
+
     def took(self, worker: int, batches: TakenBatches) -> None:
         self._taken[worker] = batches
 
-    def holds_back(self, rank: int, generation: int) -> bool:
-        """Keep replacements waiting until an epoch begins, where workers regroup."""
+    def defers(self, rank: int, generation: int) -> bool:
+        """Keep replacements waiting until the loop admits them, where workers regroup."""
         if self._regroups:
             self._at_door[rank] = generation
         return self._regroups
@@ -90,10 +119,16 @@ class LoopDuties(Duties):
     def regrouping(self, number: int) -> None:
         """Notify workers that wait elsewhere."""
         for worker in self.leader.attendance.present - {LEADER}:
-            self.leader.tell_worker(worker, RegroupNow(number))
+            self.leader.send_to_worker(worker, RegroupNow(number))
 
     def server_ready(self, rank: int, generation: int) -> None:
         self.ready(rank, generation)
+
+    @property
+    def waiting(self) -> dict[int, int]:
+        """Generations of the replacements that wait for admission, by the workers' indices."""
+        ranks = self._world.roles.workers
+        return {ranks.index(rank): generation for rank, generation in self._at_door.items()}
 
     def is_there(self, worker: int) -> bool:
         """Whether a worker, or a replacement of it, takes part."""
@@ -106,7 +141,7 @@ class LoopDuties(Duties):
             workers: indices of the replacements.
             gone: whether a given one has failed since.
         """
-        let_in = False
+        admitted = False
         for worker in workers:
             rank = self._world.roles.workers[worker]
             while rank not in self._at_door and not gone(worker):
@@ -114,14 +149,14 @@ class LoopDuties(Duties):
                 self._world.clock.sleep(0.002)
             if rank in self._at_door:
                 self.leader.admit(rank, self._at_door.pop(rank))
-                let_in = True
-        return let_in
+                admitted = True
+        return admitted
 
     def ask_servers(self) -> list[State]:
         """Return the state of every shard."""
         return self.leader.servers.ask()
 
-    def handed_in(self, number: int, awaited: Collection[int]) -> dict[int, WorkerState] | None:
+    def met(self, number: int, awaited: Collection[int]) -> dict[int, WorkerState] | None:
         """Return all states handed in for the run's state, by workers' indices; None as long as one is missing.
 
         Args:
@@ -151,7 +186,8 @@ class LoopDuties(Duties):
             "servers_joined": losses.joined,
             "bytes_sent_per_step": bytes_per_step(accounts, reports, attendance.steps_of_lost),
             "staleness": staleness_figures(accounts, reports),
-            **defence_figures(reports),
+            **defense_figures(reports),
+            **self.leader.difference_figures,
         }
 
     def end(self) -> FinalModel:
@@ -159,11 +195,12 @@ class LoopDuties(Duties):
         leader, replica = self.leader, self.leader.replica
         assert replica is not None, "something has been distributed"
         self.over()
-        replica.part.let_go()
+        leader.read_until(self.write)
+        replica.part.release()
         states = leader.workers.in_order
         model = final_model(replica.flat.vector, [state.buffers for state in states])
         for state in states[1:]:
-            leader.tell_worker(state.account.worker, model)
+            leader.send_to_worker(state.account.worker, model)
         leader.servers.wait()
         for report in leader.servers.reports.values():
             self.staleness.update({int(age): count for age, count in report["staleness"].items()})

@@ -71,7 +71,7 @@ class LoopMeter:
         """
         assert self._world is not None, "it is in a world"
         self._control, self._in_step = control, in_step
-        self.tally = Tally(worker, self._world.clock)
+        self.tally = Tally(worker, self._world.clock, workers=len(self._world.roles.workers))
         self.tally.begin(elapsed_s)
         timer = self._world.timer
         assert timer is not None, "the world is timed"
@@ -144,15 +144,15 @@ class LoopMeter:
         world, tally, control = self._world, self.tally, self._control
         if tally is None or world is None or world.timer is None or control is None or not tally.unsaid:
             return
-        progress = tally.say(self.epoch, steps, learning_rate)
+        progress = tally.report(self.epoch, steps, learning_rate)
         control.report(progress)
-        control.report(world.timer.say(progress, in_step=self._in_step))
+        control.report(world.timer.report(progress, in_step=self._in_step))
 
     def log(self, worker: int, steps: int, values: dict[str, float]) -> None:
         """Report the user's own numbers."""
         if self.tally is not None and self._control is not None:
-            told = Logged(time_s=self.tally.elapsed_s, worker=worker, step=steps, values=values)
-            self._control.report(told)
+            event = Logged(time_s=self.tally.elapsed_s, worker=worker, step=steps, values=values)
+            self._control.report(event)
 
 
 def images_in(batch: Any) -> int:
@@ -184,7 +184,7 @@ class LoopLog:
         self.began_s = 0.0
         self._observers = observers
         self._succeeds = succeeds
-        self._lock = threading.Lock()  # a watch speaks from a thread of its own
+        self._lock = threading.Lock()  # a watch reports from a thread of its own
         self._observed: ObservedRun | None = None
         self._claim: Claim | None = None
         self._holds_run = (folder / LOG_FILE).is_file()
@@ -234,9 +234,9 @@ class LoopLog:
         if observed is None or self._claim is None:
             return
         if error is not None and not isinstance(error, PolyrhythmError):
-            told = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             event = replace(
-                event, outcome="failed", result={"error": f"{type(error).__name__}: {told}"[:300]}
+                event, outcome="failed", result={"error": f"{type(error).__name__}: {reason}"[:300]}
             )
         with self._lock:
             if error is None or not isinstance(error, PolyrhythmError):

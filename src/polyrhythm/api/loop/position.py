@@ -55,9 +55,9 @@ def plain_state(kept: Kept, *, tensors: bool = False) -> dict[str, Any]:
     return found
 
 
-def take_state(kept: Kept, handed: dict[str, Any]) -> None:
+def take_state(kept: Kept, received: dict[str, Any]) -> None:
     """Overwrite the plain values of a state."""
-    kept.load_state_dict(_merged(kept.state_dict(), handed))
+    kept.load_state_dict(_merged(kept.state_dict(), received))
 
 
 def _plain(value: Any, kinds: tuple[type, ...]) -> Any:
@@ -81,18 +81,18 @@ def _is_plain(value: Any, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds)
 
 
-def _merged(own: Any, handed: Any) -> Any:
-    if isinstance(own, dict) and isinstance(handed, dict):
+def _merged(own: Any, received: Any) -> Any:
+    if isinstance(own, dict) and isinstance(received, dict):
         return {
-            key: _merged(value, handed[key]) if key in handed else value for key, value in own.items()
-        } | {key: value for key, value in handed.items() if key not in own}
-    if isinstance(own, list | tuple) and isinstance(handed, list) and len(own) == len(handed):
-        return type(own)(_merged(*pair) for pair in zip(own, handed, strict=True))
-    if isinstance(own, _NUMBERS) and not isinstance(handed, (*_NUMBERS, type(None))):
-        raise RequestError(f"a saved state has {handed!r:.40} for the number {own}: take another")
-    if isinstance(own, dict) and not isinstance(handed, dict):
-        raise RequestError(f"a saved state has {handed!r:.40} for an object: take another")
-    return handed
+            key: _merged(value, received[key]) if key in received else value for key, value in own.items()
+        } | {key: value for key, value in received.items() if key not in own}
+    if isinstance(own, list | tuple) and isinstance(received, list) and len(own) == len(received):
+        return type(own)(_merged(*pair) for pair in zip(own, received, strict=True))
+    if isinstance(own, _NUMBERS) and not isinstance(received, (*_NUMBERS, type(None))):
+        raise RequestError(f"a saved state has {received!r:.40} for the number {own}: take another")
+    if isinstance(own, dict) and not isinstance(received, dict):
+        raise RequestError(f"a saved state has {received!r:.40} for an object: take another")
+    return received
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ class Mark:
     @classmethod
     def from_text(cls, text: str) -> Mark:
         """Parse the result of `to_text`."""
-        told: dict[str, Any] = json.loads(text)
+        fields: dict[str, Any] = json.loads(text)
         values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }
         return cls(**values)
 
@@ -170,8 +170,8 @@ class Position:
     @classmethod
     def from_text(cls, text: str) -> Position:
         """Parse the result of `to_text`."""
-        told: dict[str, Any] = json.loads(text)
-        return cls(**told | {"rates": tuple(told["rates"]), "kept": tuple(told["kept"])})
+        values: dict[str, Any] = json.loads(text)
+        return cls(**values | {"rates": tuple(values["rates"]), "kept": tuple(values["kept"])})
 
 
 class Logbook:
@@ -184,7 +184,7 @@ class Logbook:
     def __init__(self, board: StoreBoard) -> None:
         self._board = board
         self._latest: list[Position] = []
-        self._told_to = 0
+        self._reported_to = 0
         self._owed: int | None = None
 
     def note(self, position: Position) -> None:
@@ -194,7 +194,7 @@ class Logbook:
         ):  # a step's exchange may begin in a backward pass, and again in the step
             self._latest = [*self._latest[1 - _KEPT :], position]
         if self._owed is not None:
-            self._tell()
+            self._report()
             if position.steps > self._owed:
                 self._owed = None
 
@@ -206,13 +206,13 @@ class Logbook:
             steps: steps of this worker that count.
         """
         if leader:
-            self._told_to, self._owed = leader, steps
-            self._tell()
+            self._reported_to, self._owed = leader, steps
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         for position in self._latest:
             if position.steps == self._owed:
-                self._board.post(_key(self._told_to, position.steps, position.at_end), position.to_text())
+                self._board.post(_key(self._reported_to, position.steps, position.at_end), position.to_text())
 
 
 def find_position(board: StoreBoard, leader: int, steps: int, epoch: tuple[int, int]) -> Position | None:
@@ -240,7 +240,7 @@ class LoopProgress:
     Attributes:
         averages: number of averages taken.
         kept: objects of the loop that a replacement needs, such as schedulers.
-        handed: states of these objects, if a resumed run begins with others than their own.
+        received: states of these objects, if a resumed run begins with others than their own.
         optimizer: distributed optimizer; None before there is one.
         in_step: whether workers are synchronous.
     """
@@ -249,7 +249,7 @@ class LoopProgress:
         self.averages = 0
         self.in_step = in_step
         self.kept: Sequence[Kept] = ()
-        self.handed: Sequence[dict[str, Any]] = ()
+        self.received: Sequence[dict[str, Any]] = ()
         self.optimizer: DistributedOptimizer | None = None
         self._shards: list[Shard | None] = []
         self._resumes: tuple[Sequence[dict[str, Any]], RandomStateToRestore] | None = None
@@ -281,14 +281,14 @@ class LoopProgress:
         Raises:
             RequestError: a resumed run had a different number of them.
         """
-        if self.handed and len(self.handed) != len(kept):
+        if self.received and len(self.received) != len(kept):
             raise RequestError(
-                f"group.epochs was given {len(self.handed)} objects to keep in the saved run, and {len(kept)} "
+                f"group.epochs was given {len(self.received)} objects to keep in the saved run, and {len(kept)} "
                 "here: give the same"
             )
-        for each, handed in zip(kept, self.handed, strict=False):
-            take_state(each, handed)
-        self.kept, self.handed = kept, ()
+        for each, received in zip(kept, self.received, strict=False):
+            take_state(each, received)
+        self.kept, self.received = kept, ()
 
     def shard_states(self, *, ends: bool) -> list[dict[str, Any]]:
         """Return the state of every shard; see `Shard.state`."""
@@ -366,7 +366,7 @@ class LoopProgress:
             kept=tuple(map(plain_state, self.kept)),
         )
 
-    def come_to(self, position: Position) -> None:
+    def advance_to(self, position: Position) -> None:
         """Continue inside an epoch at the others' position."""
         self.averages = position.averages
         self._take(position.kept, position.rates)

@@ -93,5 +93,5 @@ def text_of(numbers: Tensor) -> str:
 
 
 def tensor_of(text: str) -> Tensor:
-    """Return what `text_of` wrote."""
+    """Return the tensor that `text_of` wrote."""
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

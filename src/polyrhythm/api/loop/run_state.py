@@ -7,27 +7,14 @@
                      epoch is distributed among them
                   ─▶ another strategy: continues from the model and the optimizer (`checkpointing/handing_over.py`)
 
-The dict is plain data: `torch.save` writes it, and `torch.load` reads it with `weights_only`. As a folder it has the
-format of `torch.distributed.checkpoint`, which other tools read:
-
-    FOLDER/.metadata          torch's index: file and position of each tensor
-    FOLDER/__0_0.distcp       all tensors: `model.conv1.weight`, `states.0.tensors.buffer.bn1.running_mean`, …
-    FOLDER/polyrhythm.json    index of Polyrhythm: the same positions, and all other values
-
-torch's own index is pickled. It is written for other tools; Polyrhythm reads its own index, and each tensor with
-`weights_only`, so that no code of a folder is executed. A folder appears whole or not at all.
+The dict is plain data: `torch.save` writes it, and `torch.load` reads it with `weights_only`. `loop_storage` writes it
+as a folder.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import os
-import shutil
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,21 +26,19 @@ from polyrhythm.api.loop.epochs import Begun
 from polyrhythm.api.loop.position import Kept, LoopProgress, plain_state, take_state
 from polyrhythm.api.loop.random_state import RandomStateToRestore, random_state
 from polyrhythm.api.loop.shard import merged_places
-from polyrhythm.communication.control_message import checked
-from polyrhythm.errors import RequestError, RunError, printable
+from polyrhythm.errors import RequestError
 from polyrhythm.roles.checkpointing.handing_over import begun_with, learned_from
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState, counted, held_by, server_facts
 from polyrhythm.roles.replica import Replica
-from polyrhythm.run_files import MOST_LISTING_BYTES, open_in_run, read_json_in_run
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.state import Held, State
+from polyrhythm.strategies.resharding import Held
+from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import RecutsServers, Strategy
 from polyrhythm.training.checkpoint import restoring
-from polyrhythm.training.flat_optimizer import check_options
+from polyrhythm.training.flat_optimizer import Packed, check_options
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizer_state import Packed
 
 FORMAT = 1
 _FIELDS = (
@@ -67,8 +52,6 @@ _FIELDS = (
     "kept",
     "kept_by_epochs",
 )
-INDEX = "polyrhythm.json"
-_TENSOR = "tensor at"
 
 
 def worker_state(
@@ -106,22 +89,19 @@ def run_state(
     model: nn.Module,
     optimizer: DistributedOptimizer,
     coordination: Coordination,
-    held: tuple[dict[int, WorkerState], list[State]],
     workers: int,
     kept: Sequence[Kept],
 ) -> dict[str, Any]:
-    """Return the state of a run, on the coordinator.
+    """Return the state of a run without those of its workers and servers (`with_ranks`), on the coordinator.
 
     Args:
         strategy: strategy of the run.
         model: model of this worker.
         optimizer: optimizer of this worker.
         coordination: coordination of its loop.
-        held: state of all workers and of the servers.
         workers: number of workers, including failed ones.
         kept: objects of the loop, such as schedulers.
     """
-    states, servers = held
     begun = coordination.next_epoch
     return {
         "format": FORMAT,
@@ -131,11 +111,6 @@ def run_state(
         "epoch": [begun.loop, begun.epoch],
         "model": {name: value.detach().cpu().clone() for name, value in model.state_dict().items()},
         "optimizer": optimizer.settings(),
-        "states": {
-            str(worker): {"tensors": state.tensors(), "facts": state.facts()}
-            for worker, state in states.items()
-        },
-        "servers": [{"tensors": tensors, "facts": facts} for tensors, facts in servers],
         "kept": [plain_state(each, tensors=True) for each in kept],
         "kept_by_epochs": [plain_state(each, tensors=True) for each in coordination.loop_progress.kept],
     }
@@ -182,18 +157,18 @@ def resume(
         own.loop["random"] if worker in states and worker < before else random_state(device), device
     )
     coordination.loop_progress.resume(places, random)
-    coordination.loop_progress.handed = state["kept_by_epochs"]
+    coordination.loop_progress.received = state["kept_by_epochs"]
     loop, epoch = map(counted, state["epoch"])
     coordination.epochs.resumed = Begun(loop, epoch, counted(state["steps"]))
-    for each, handed in zip(kept, state["kept"], strict=True):
-        take_state(each, handed)
+    for each, received in zip(kept, state["kept"], strict=True):
+        take_state(each, received)
     if succeeds:
         return ""
     replica.model.load_state_dict(state["model"])
     replica.flat.gather_parameters()
     servers = [(each["tensors"], server_facts(each["facts"])) for each in state["servers"]]
     text = ""
-    other = None if _goes_on_from(strategy, state["strategy"]) else _strategy(state["strategy"])
+    other = None if _continues_from(strategy, state["strategy"]) else _strategy(state["strategy"])
     if replica.part.replicated:
         own = replace(own, part=states[0].part, part_facts=states[0].part_facts)
     if other is not None or before != workers:
@@ -201,13 +176,13 @@ def resume(
         if other is None:
             own, servers, text = _merged(states, held, strategy, replica)
         else:
-            own, servers, text = _handed_over(states, held, other, strategy, replica, optimizer)
+            own, servers, text = _adopted(states, held, other, strategy, replica, optimizer)
     if other is None and isinstance(strategy, RecutsServers):
         cut = strategy.recut(servers, replica.plan)
         if len(cut) != len(servers):
             text += f"; the shards of {len(servers)} servers are divided again for {len(cut)}"
         servers = cut
-    own.give_back(replica)
+    own.return_batches(replica)
     optimizer.begin_with(state["optimizer"], own.account.step, servers)
     for name, value in replica.buffers.items():  # at the start they are worker 0's
         if name in own.buffers:
@@ -268,17 +243,17 @@ def _strategy(spec: str) -> Strategy:
     return found.in_own_loop()
 
 
-def _goes_on_from(strategy: Strategy, before: str) -> bool:
+def _continues_from(strategy: Strategy, before: str) -> bool:
     if before == str(strategy):
         return True
     found = _strategy(before)
-    return strategy == found or (isinstance(strategy, RecutsServers) and strategy.goes_on_from(found))
+    return strategy == found or (isinstance(strategy, RecutsServers) and strategy.continues_from(found))
 
 
 def _places(states: dict[int, WorkerState], before: int) -> list[dict[str, Any]]:
     """Return the positions in all shards for another number of workers."""
-    told = [states.get(worker, states[0]).loop["shards"] for worker in range(before)]
-    return [merged_places(of_one) if of_one[0] else {} for of_one in zip(*told, strict=True)]
+    shards = [states.get(worker, states[0]).loop["shards"] for worker in range(before)]
+    return [merged_places(of_one) if of_one[0] else {} for of_one in zip(*shards, strict=True)]
 
 
 def _merged(
@@ -298,7 +273,7 @@ def _merged(
     return replace(own, account=account, part=part, part_facts=facts), list(merged.held.servers), text
 
 
-def _handed_over(
+def _adopted(
     states: dict[int, WorkerState],
     held: Held,
     old: Strategy,
@@ -360,8 +335,8 @@ def _of_spans(
             whole[start - span.start : stop - span.start] = value.reshape(-1)
     shapes = [[[span.stop - span.start]] for span in plan.spans]
     groups = [dict(span.options) for span in plan.spans]
-    told = {"optimizer": facts["optimizer"], "state": values, "groups": groups, "shapes": shapes}
-    return joined, told
+    packed = {"optimizer": facts["optimizer"], "state": values, "groups": groups, "shapes": shapes}
+    return joined, packed
 
 
 def _like(model: nn.Module) -> nn.Module:
@@ -369,113 +344,3 @@ def _like(model: nn.Module) -> nn.Module:
     return nn.ParameterList(
         nn.Parameter(each.detach().clone(), requires_grad=each.requires_grad) for each in model.parameters()
     )
-
-
-def write_folder(state: dict[str, Any], folder: Path) -> None:
-    """Write a state; a folder of that name is replaced.
-
-    Raises:
-        RequestError: the state holds something that is neither a tensor nor a plain value, or the folder is not ours.
-        RunError: the system could not write it.
-    """
-    from torch.distributed import checkpoint  # takes a second
-
-    if folder.exists() and not (folder / INDEX).is_file():
-        raise RequestError(f"{folder} exists and holds no saved state: name another folder")
-    tensors: dict[str, Tensor] = {}
-    plain = _without_tensors(state, "", tensors)
-    draft, before = (folder.parent / f".{folder.name}.{kind}" for kind in ("partial", "before"))
-    try:
-        for left in (draft, before):
-            shutil.rmtree(left, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # there is no process group, and none is needed
-            metadata = checkpoint.save(
-                tensors, storage_writer=checkpoint.FileSystemWriter(draft), no_dist=True
-            )
-        places = {
-            index.fqn: [info.relative_path, info.offset, info.length]
-            for index, info in metadata.storage_data.items()
-        }
-        text = json.dumps({"state": plain, "places": places})
-        (draft / INDEX).write_text(text, encoding="utf-8")
-        if folder.exists():
-            os.replace(folder, before)
-        os.replace(draft, folder)
-        shutil.rmtree(before, ignore_errors=True)
-    except OSError as error:
-        raise RunError(f"cannot write {folder}: {error.strerror or error}") from error
-
-
-def read_folder(folder: Path) -> dict[str, Any]:
-    """Read the state that `write_folder` wrote.
-
-    Raises:
-        RequestError: there is none, or it is damaged.
-    """
-    before = folder.parent / f".{folder.name}.before"
-    if not folder.exists() and (before / INDEX).is_file():  # killed between the two renames
-        folder = before
-    if not (folder / INDEX).is_file():
-        raise RequestError(
-            f"{folder} holds no {INDEX}: give a folder that group.save has written; other checkpoints of torch's are "
-            "read by torch.distributed.checkpoint"
-        )
-    try:
-        found = read_json_in_run(folder / INDEX, MOST_LISTING_BYTES)
-        tensors = {
-            name: _read_tensor(folder, *place)
-            for name, place in checked(found["places"], dict[str, tuple[str, int, int]]).items()
-        }
-        return checked(_with_tensors(found["state"], tensors), dict[str, Any])  # type: ignore[no-any-return]
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, EOFError) as error:
-        reason = printable(" ".join(str(error).split()))
-        raise RequestError(f"{folder} is damaged ({reason:.200}): give another") from None
-
-
-def _read_tensor(folder: Path, name: str, offset: int, length: int) -> Tensor:
-    """Return a tensor of a file in a folder; the file is a regular one, and nothing in it is executed."""
-    if Path(name).name != name:
-        raise ValueError(f"{name} is not in it")
-    with open_in_run(folder / name, most_bytes=0) as file:
-        if not 0 <= offset <= offset + length <= os.fstat(file.fileno()).st_size:
-            raise ValueError(f"{name} is shorter than its index requires")
-        file.seek(offset)
-        content = io.BytesIO(file.read(length))
-    try:
-        value = torch.load(content, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{name}: {error}") from None
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} holds something else than a tensor")
-    return value
-
-
-def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Return a value with the names of its tensors in their places, and note them."""
-    if isinstance(value, Tensor):
-        tensors[name] = value.detach().cpu().contiguous()
-        return {_TENSOR: name}
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise RequestError(f"{name} has keys that are no texts, which a folder cannot hold")
-        return {
-            key: _without_tensors(part, f"{name}.{key}" if name else key, tensors)
-            for key, part in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_without_tensors(part, f"{name}.{number}", tensors) for number, part in enumerate(value)]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise RequestError(
-        f"{name} is a {type(value).__name__}, which a folder cannot hold: keep it out of the state"
-    )
-
-
-def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {_TENSOR}:
-            return tensors[value[_TENSOR]]
-        return {key: _with_tensors(part, tensors) for key, part in value.items()}
-    return [_with_tensors(part, tensors) for part in value] if isinstance(value, list) else value

@@ -30,6 +30,16 @@ On uneven machines with a synchronous strategy, shares of every step by weight, 
 
 The gradient of a step is weighted by the batches that were handed out for it (`StepWeight`).
 
+Where workers have failed or joined in the middle of an epoch, each later step is dealt out among the present ones, as
+large as before (`Division`):
+
+    sampler's order   a b c d e f | g h i j k l | m n o p q r | s t u v w x    3 workers, batch size 2
+    worker 0          a     d     | g     j     | m   o   q   | s     v
+    worker 1            b     e   |   h     k   |   n   p   r |   t     w
+    worker 2              c     f |             |             |     u     x    failed, later replaced
+
+Images of its broken step are spread over the steps that follow, in addition to theirs.
+
 A run that is resumed in the middle of an epoch draws the same order again, and divides its rest among the present
 number of workers:
 
@@ -110,6 +120,23 @@ class StepWeight:
         return self._latest
 
 
+class Division(NamedTuple):
+    """Division of an epoch's steps among workers, from a step on.
+
+    Attributes:
+        begins: first step.
+        members: indices of the workers that have a share.
+        batches: full batches in a step: number of the workers at the epoch's beginning.
+        extras: positions in the epoch's order that failed workers have not taken, to be dealt out in addition: evenly
+            over the steps.
+    """
+
+    begins: int
+    members: tuple[int, ...]
+    batches: int
+    extras: tuple[int, ...] = ()
+
+
 class Seat(NamedTuple):
     """Share of an epoch that a worker has.
 
@@ -118,15 +145,18 @@ class Seat(NamedTuple):
         of: number of workers that have a share.
         taken: batches of the share that need not be taken again.
         passed: length of the epoch's order that was dealt out before the run was resumed, and is not any more.
+        division: division of the epoch's rest, to which place and number refer; None: that of the whole epoch. A worker
+            that begins before it repeats images of others, with weight 0.
     """
 
     place: int
     of: int
     taken: int = 0
     passed: int = 0
+    division: Division | None = None
 
 
-DealOfShard = Literal["fixed", "drawn"]
+BatchesOfShard = Literal["static", "dynamic"]
 _STRETCHES = 16
 """Stretches of the rest of an epoch, for each worker: few messages, and a slow worker never holds much of it."""
 
@@ -211,6 +241,7 @@ class Deal(Sampler[Any]):
         batch_size: the argument of that name.
         seed: the argument of that name.
         explicit: order of the resumed epoch, where it does not follow from the seed; else None.
+        drawn: order of the latest iteration.
         drawing: the argument of that name.
         parts: the argument of that name.
         held: number of batches drawn in the latest iteration.
@@ -241,6 +272,7 @@ class Deal(Sampler[Any]):
         self.seat = Seat(workers.rank, workers.size)
         self.seed = seed
         self.explicit: list[Any] | None = None
+        self.drawn: list[Any] = []
 
     def __len__(self) -> int:
         left = self.left
@@ -259,22 +291,41 @@ class Deal(Sampler[Any]):
         )
 
     def __iter__(self) -> Iterator[list[Any]]:
-        whole = self.order() if self.explicit is None else self.explicit
+        whole = self.drawn = self.order() if self.explicit is None else self.explicit
         self._check_alike(whole)
         order = whole[self.seat.passed :]
         full = self.batch_size if self._size_of is None else max(map(self._size_of, whole), default=1)
         if self.drawing is not None:
             yield from self._drawn(self.drawing, order, full)
             return
-        positions = torch.arange(len(order))
-        self.weights = []
+        self.weights, seat = [], self.seat
         for step in range(self._steps(len(order))):
-            begin, end = self.begins(step, len(order)), self.begins(step + 1, len(order))
-            mine = [order[position] for position in self._own(positions[begin:end]).tolist()]
-            self.weights.append(self._images(mine) / full)
-            if step < self.seat.taken or (not mine and self.leaves_repeats_out):
+            own = self._own(self._positions(seat.division, step, len(order)), seat.place, seat.of).tolist()
+            begins = 0 if seat.division is None else seat.division.begins
+            self.weights.append(self._images([order[each] for each in own]) / full if step >= begins else 0.0)
+            if step < seat.taken or (not own and self.leaves_repeats_out):
                 continue
-            yield mine or [order[begin + self.seat.place % (end - begin)]]
+            begin, end = self.begins(step, len(order)), self.begins(step + 1, len(order))
+            yield [order[each] for each in own or [begin + seat.place % (end - begin)]]
+
+    def _positions(self, division: Division | None, step: int, n: int) -> Tensor:
+        """Return the positions of a step in an order of `n`."""
+        positions = torch.arange(self.begins(step, n), self.begins(step + 1, n))
+        if division is None or not division.extras or step < division.begins:
+            return positions
+        return torch.cat([positions, torch.tensor(self.extras(division, step, step + 1), dtype=torch.int64)])
+
+    def extras(self, division: Division, step: int, end: int | None = None) -> tuple[int, ...]:
+        """Return a division's extras in steps from `step` to before `end`; None: to the last."""
+        steps, many = len(self) - division.begins, len(division.extras)
+        first = many * (step - division.begins) // steps if steps > 0 else many
+        last = many if end is None or steps <= 0 else many * (end - division.begins) // steps
+        return division.extras[first:last]
+
+    def share_of(self, division: Division, worker: int, step: int) -> list[int]:
+        """Return the positions of a step that a worker has by a division."""
+        positions = self._positions(division, step, self.left)
+        return self._own(positions, division.members.index(worker), len(division.members)).tolist()
 
     def _images(self, items: list[Any]) -> int:
         return len(items) if self._size_of is None else sum(map(self._size_of, items))
@@ -287,7 +338,7 @@ class Deal(Sampler[Any]):
             n: length of the order.
             workers: number of workers that share it; None: those of the seat.
         """
-        workers = self.seat.of if workers is None else workers
+        workers = self._full_batches if workers is None else workers
         together = workers * self.batch_size
         full, rest = divmod(n, together)
         if self._drop_last:
@@ -297,15 +348,15 @@ class Deal(Sampler[Any]):
             return n - last // 2
         return min(step * together, n)
 
-    def not_handed(self, order: list[Any], handed: Sequence[int]) -> list[Any]:
+    def not_dealt(self, order: list[Any], dealt_count: Sequence[int]) -> list[Any]:
         """Return the rest of an order from which each of some workers has taken its own number of batches."""
-        left, step, workers = list[Any](), 0, len(handed)
+        left, step, workers = list[Any](), 0, len(dealt_count)
         while (begin := self.begins(step, len(order), workers)) < len(order):
             end = self.begins(step + 1, len(order), workers)
             left += [
                 order[place]
                 for place in range(begin, max(end, begin + 1))
-                if step >= handed[(place - begin) % workers]
+                if step >= dealt_count[(place - begin) % workers]
             ]
             step += 1
         return left
@@ -328,13 +379,17 @@ class Deal(Sampler[Any]):
                 "is seeded alike"
             )
 
-    def _own(self, step: Tensor) -> Tensor:
-        """Return this worker's share of a step's positions in the order."""
-        seat = self.seat
-        if len(self.parts) != seat.of:
-            return step[seat.place :: seat.of]
-        mine: Tensor = step.split(split(len(step), self.parts))[seat.place]
+    def _own(self, step: Tensor, place: int, of: int) -> Tensor:
+        """Return the share that the worker at a place has of a step's positions in the order."""
+        if len(self.parts) != of:
+            return step[place::of]
+        mine: Tensor = step.split(split(len(step), self.parts))[place]
         return mine
+
+    @property
+    def _full_batches(self) -> int:
+        """Number of full batches in a step."""
+        return self.seat.of if self.seat.division is None else self.seat.division.batches
 
     def _drawn(self, drawing: Drawing, order: list[Any], full: int) -> Iterator[list[Any]]:
         size, seat = self.batch_size, self.seat
@@ -353,8 +408,8 @@ class Deal(Sampler[Any]):
         return n // self.batch_size if self._drop_last else -(-n // self.batch_size)
 
     def _steps(self, n: int) -> int:
-        together = self.seat.of * self.batch_size
-        return n // together if self._drop_last else steps_per_epoch(n, self.seat.of, self.batch_size)
+        together = self._full_batches * self.batch_size
+        return n // together if self._drop_last else steps_per_epoch(n, self._full_batches, self.batch_size)
 
     def order(self) -> list[Any]:
         """Draw the order of the epoch."""
@@ -451,6 +506,7 @@ class DealtLoader:
         self._generators = [*_generators(loader), *([own] if loader.generator is None else [])]
         self._began: list[str] = []
         self._begins_with: list[str] = []
+        self._taken = 0
 
     @property
     def seat(self) -> Seat:
@@ -477,7 +533,25 @@ class DealtLoader:
             set_generators(shared, json.loads(self._workers.first(f"{epoch}/generators", own)))
         self._began = generator_states(self._generators)
         for step, batch in enumerate(self._loader, self.seat.taken):
+            self._taken = step + 1
             yield batch, self._deal.weights[step]
+
+    def undealt(self, divisions: Sequence[Division], since: dict[int, int], until: int) -> tuple[int, ...]:
+        """Return the positions in the epoch's order that would be lost in the next division.
+
+        They are those that failed workers have not taken, and those to be taken in addition later.
+
+        Args:
+            divisions: divisions of this epoch, in their order.
+            since: first step that a worker has not taken, by its index.
+            until: first step of the next division.
+        """
+        lost = list(self._deal.extras(divisions[-1], max(until, divisions[-1].begins)))
+        for step in range(min(since.values(), default=until), until):
+            division = [each for each in divisions if each.begins <= step][-1]
+            for worker in set(since).intersection(division.members):
+                lost += self._deal.share_of(division, worker, step) if step >= since[worker] else []
+        return tuple(sorted(lost))
 
     def share(self, epoch: int) -> int:
         """Return the number of this worker's batches of an epoch, as far as they have been dealt."""
@@ -491,20 +565,25 @@ class DealtLoader:
         """Whether workers draw their batches."""
         return self._deal.drawing is not None
 
-    def passed(self, handed: int) -> int:
-        """Return the length of the epoch's order that is taken after `handed` batches per worker; see `Batches`."""
-        return self.seat.passed + self._deal.begins(handed, self._deal.left)
+    def passed(self, dealt_count: int) -> int:
+        """Return the length of the epoch's order after `dealt_count` batches per worker; see `Batches`."""
+        return self.seat.passed + self._deal.begins(dealt_count, self._deal.left)
 
     def chance(self, *, under_way: bool) -> dict[str, Any]:
         """Return the state that determines the order of an epoch, JSON-able; see `Batches`."""
         began = self._began if under_way else generator_states(self._generators)
-        order = {"order": self._deal.explicit} if under_way and self._deal.explicit is not None else {}
+        explicit, division = self._deal.explicit, self.seat.division
+        if under_way and division is not None and division.extras:
+            whole = self._deal.drawn
+            extras = self._deal.extras(division, max(self._taken, division.begins))
+            explicit = [*whole, *(whole[self.seat.passed + position] for position in extras)]
+        order = {"order": explicit} if under_way and explicit is not None else {}
         parts = {"parts": list(self._deal.parts)} if self._deal.parts else {}
         return {"dealt": True, "seed": self._deal.seed, "generators": began, **order, **parts}
 
     def resume(self, state: dict[str, Any], random: RandomStateToRestore) -> int:
         """Draw the order that the other run drew; see `Batches`."""
-        passed, handed = int(state["passed"]), state.get("handed_to_each")
+        passed, dealt_count = int(state["passed"]), state.get("handed_to_each")
         self._deal.epoch = state["epoch"]
         if state["dealt"]:
             self._deal.seed = state["seed"]
@@ -512,18 +591,18 @@ class DealtLoader:
             self._begins_with = state["generators"]
         elif passed:
             self._deal.explicit, passed = self._drawn_alone(state, passed)
-        if not passed or handed:
+        if not passed or dealt_count:
             set_generators(self._generators, self._begins_with)
             self._begins_with = []
-        if handed and state.get("parts"):
+        if dealt_count and state.get("parts"):
             raise RequestError(
                 "workers with parts by weight had taken unequal numbers of batches when this was saved: continue "
                 "from a "
                 "state of an epoch's end"
             )
-        if handed:  # each its own number: there is no position in the order before which all is taken
+        if dealt_count:  # each its own number: there is no position in the order before which all is taken
             order = self._deal.order() if self._deal.explicit is None else self._deal.explicit
-            self._deal.explicit = self._deal.not_handed(order[state["before"] :], handed)
+            self._deal.explicit = self._deal.not_dealt(order[state["before"] :], dealt_count)
             passed = 0
         return passed
 
@@ -629,12 +708,12 @@ class Batches(Protocol):
 
         Args:
             epoch: number of the epoch.
-            leaves_repeats_out: whether a worker without an image of the last step gets no batch there; else
-                it gets one of another worker's, with weight 0.
+            leaves_repeats_out: whether a worker without images in the last step gets no batch there; else it gets a
+                copy of another worker's batch, with weight 0.
         """
 
-    def passed(self, handed: int) -> int:
-        """Return the length of an epoch's order that all workers have taken after `handed` batches each."""
+    def passed(self, dealt_count: int) -> int:
+        """Return the length of an epoch's order that all workers have taken after `dealt_count` batches each."""
 
     def chance(self, *, under_way: bool) -> dict[str, Any]:
         """Return the state that determines the order of an epoch, JSON-able.
@@ -666,6 +745,14 @@ class Host(Protocol):
 
     def rest(self) -> None:
         """Note that an iteration for training begins."""
+
+    def seat_again(self, taken: int, loader: DealtLoader) -> Seat | None:
+        """Return this worker's share of the rest of an iteration for training, if it has changed; else None.
+
+        Args:
+            taken: batches taken of it.
+            loader: loader of the batches.
+        """
 
     def took(self, taken: int, of: int, batch: Any) -> None:
         """Note that one more batch of an epoch is taken for training, after `taken` others."""
@@ -707,9 +794,9 @@ class EveryNth:
         """Return False: each worker has a fixed share."""
         return False
 
-    def passed(self, handed: int) -> int:
+    def passed(self, dealt_count: int) -> int:
         """Return the number of batches of the stream that all workers have taken; see `Batches`."""
-        return self.seat.passed + handed * self.seat.of
+        return self.seat.passed + dealt_count * self.seat.of
 
     def chance(self, *, under_way: bool) -> dict[str, Any]:
         """Return the state that determines the stream; see `Batches`."""
@@ -788,7 +875,7 @@ class Shard:
         self._host = host
         self._number = number
         self._dealt = dealt
-        self._handed: int | None = None
+        self._taken: int | None = None
         self._passed = 0, 0
         self._random: RandomStateToRestore | None = None
 
@@ -804,16 +891,16 @@ class Shard:
         Raises:
             RequestError: an epoch with dynamic batches is unfinished.
         """
-        handed, seat = self._handed, self._batches.seat
-        if handed is None or (ends and handed == self.steps):
+        dealt_count, seat = self._taken, self._batches.seat
+        if dealt_count is None or (ends and dealt_count == self.steps):
             return {"epoch": self.epoch, "passed": 0, **self._batches.chance(under_way=False)}
         if self._batches.draws:
             raise RequestError(
                 f"a shard of {self.name or 'a loader'} that is drawn has no place of its own in the middle of an epoch:"
-                " save after the loop over it, or leave deal='drawn' out"
+                " save after the loop over it, or leave batches='dynamic' out"
             )
-        passed = self._batches.passed(handed)
-        place = {"epoch": self.epoch - 1, "passed": passed, "before": seat.passed, "handed": handed}
+        passed = self._batches.passed(dealt_count)
+        place = {"epoch": self.epoch - 1, "passed": passed, "before": seat.passed, "handed": dealt_count}
         return place | self._batches.chance(under_way=True)
 
     def resume(self, state: dict[str, Any], random: RandomStateToRestore) -> None:
@@ -851,11 +938,10 @@ class Shard:
         own: list[float] = []
         outer = self._step_weight.use(own)
         at_end = False
-        self._handed = seat.taken
+        self._taken = seat.taken
         try:
-            batches = self._batches.epoch(epoch, leaves_repeats_out=not trains and not self.repeats)
-            for taken, (batch, weight) in enumerate(batches, seat.taken):
-                self._handed, self.weight = taken + 1, weight
+            for taken, (batch, weight) in enumerate(self._yielded(epoch, trains=trains), seat.taken):
+                self._taken, self.weight = taken + 1, weight
                 if trains:
                     self._host.took(taken, self._share(epoch), batch)
                     self._step_weight.batch = self._number, epoch, taken
@@ -873,9 +959,28 @@ class Shard:
                 )
         finally:
             self._step_weight.use(outer)
-            self._handed = None
+            self._taken = None
             if trains:
                 self._host.through(self._share(epoch), broken_off=not at_end)
+
+    def _yielded(self, epoch: int, *, trains: bool) -> Iterator[tuple[Any, float]]:
+        """Yield the batches of an epoch; for training, dealt again where workers have failed or joined."""
+        loader, leaves_out = self._batches, not trains and not self.repeats
+        if not trains or not isinstance(loader, DealtLoader) or loader.draws:
+            yield from loader.epoch(epoch, leaves_repeats_out=leaves_out)
+            return
+        taken = loader.seat.taken
+        batches: Iterator[tuple[Any, float]] | None = None
+        while True:
+            if (seat := self._host.seat_again(taken, loader)) is not None:
+                loader.seat = seat._replace(taken=taken, passed=loader.seat.passed)
+                batches = None
+            if batches is None:
+                batches = loader.epoch(epoch)
+            if (batch := next(batches, None)) is None:
+                return
+            yield batch
+            taken += 1
 
     @property
     def steps(self) -> int:
@@ -912,10 +1017,10 @@ def merged_places(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "save at "
             "the end of an epoch"
         )
-    handed = [each.get("handed", 0) for each in states]
-    if len(set(handed)) == 1 or not first["dealt"]:
+    dealt_count = [each.get("handed", 0) for each in states]
+    if len(set(dealt_count)) == 1 or not first["dealt"]:
         return first
-    return {**next(each for each in states if "before" in each), "handed_to_each": handed}
+    return {**next(each for each in states if "before" in each), "handed_to_each": dealt_count}
 
 
 _NO_PARTS = (

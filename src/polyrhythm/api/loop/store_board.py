@@ -49,7 +49,7 @@ class StoreBoard:
 
     Args:
         store: key-value store of the run.
-        attend: called at intervals while this worker waits; handles messages that have arrived.
+        attend: callback that handles arrived messages, called at intervals while this worker waits.
     """
 
     def __init__(self, store: Any, attend: Callable[[], None]) -> None:
@@ -120,8 +120,8 @@ def where_all_are(board: StoreBoard, worker: int, workers: int, own: str) -> str
     until = time.monotonic() + _PATIENCE_S
     while (texts := board.read_all(keys)) is None and time.monotonic() < until:
         time.sleep(_LONGEST_PAUSE_S)
-    told = texts or [board.read(key) or "has not reported" for key in keys]
-    places = ", ".join(f"worker {each} {text}" for each, text in enumerate(told))
+    reports = texts or [board.read(key) or "has not reported" for key in keys]
+    places = ", ".join(f"worker {each} {text}" for each, text in enumerate(reports))
     return (
         f"{places}: synchronous workers must make the same number of passes, with the same options; let what is "
         "decided on one, "
@@ -182,7 +182,7 @@ class Ends:
         self._board = board
         self._statuses = statuses
 
-    def say(self, loop: str) -> None:
+    def print_line(self, loop: str) -> None:
         """Post that this worker's loop has ended.
 
         Args:
@@ -202,13 +202,13 @@ class Ends:
             together: greatest number of exchanges by which a worker can be ahead of another.
         """
         key = f"script/ended/{loop}"
-        if (told := self._board.read(key)) is None:
+        if (value := self._board.read(key)) is None:
             statuses = enumerate(self._statuses.read())
             here = [worker for worker, status in statuses if status is WorkerStatus.HERE]
             if self._board.read_all([_end_key(loop, worker) for worker in here]) is None:
                 return None
-            told = self._board.post_if_absent(key, str((exchanges // together + 1) * together))
-        return int(told)
+            value = self._board.post_if_absent(key, str((exchanges // together + 1) * together))
+        return int(value)
 
 
 def _end_key(loop: str, worker: int) -> str:
@@ -267,8 +267,8 @@ class Means:
         # JSON keeps all bits of doubles.
         self._board.post(_part_key(number, self._worker), json.dumps([called, value]))
         self._asked_at = self._looked_at = time.monotonic()
-        told = self._board.await_found(lambda: self._parts(number, called), f"the others to call {called}")
-        parts = [json.loads(part) for part in json.loads(told)]
+        answers = self._board.await_found(lambda: self._parts(number, called), f"the others to call {called}")
+        parts = [json.loads(part) for part in json.loads(answers)]
         if len({part[0] for part in parts}) > 1:
             raise RequestError(
                 f"workers call {' and '.join(sorted({part[0] for part in parts}))} where all must call the same: call "
@@ -278,8 +278,8 @@ class Means:
 
     def _parts(self, number: int, called: str) -> str | None:
         key = f"script/met/{number}"
-        if (told := self._board.read(key)) is not None:
-            return told
+        if (text := self._board.read(key)) is not None:
+            return text
         here = {worker for worker, status in enumerate(self._statuses.read()) if status is WorkerStatus.HERE}
         awaited = sorted(here.intersection(self._awaited()) | {self._worker})
         parts = self._board.read_all([_part_key(number, worker) for worker in awaited])
@@ -309,9 +309,9 @@ class Means:
             if self._board.read(left_key(worker)) is not None:
                 why = "has left the loop"
             elif own is not None and self._asked:
-                told = json.loads(self._board.read(_exchange_key(self._asked, worker)) or "null")
-                if told is not None and own <= tuple(told):  # else it waits for what this worker has sent
-                    why = f"waits for this one in the exchange of step {told[0]}"
+                asked = json.loads(self._board.read(_exchange_key(self._asked, worker)) or "null")
+                if asked is not None and own <= tuple(asked):  # else it waits for what this worker has sent
+                    why = f"waits for this one in the exchange of step {asked[0]}"
             if why and self._board.read(_part_key(number, worker)) is None:
                 raise RequestError(
                     f"worker {self._worker} is in {called}, and worker {worker} {why}: call {called} at the same place "
@@ -343,7 +343,7 @@ class LoopWatch:
         worker: index of the worker.
         workers: number of workers.
         steps: returns the steps done by this worker.
-        say: function that prints a line.
+        print_line: function that prints a line.
         patience_s: seconds of waiting before the other workers are asked for their places.
 
     Attributes:
@@ -356,7 +356,7 @@ class LoopWatch:
         worker: int,
         workers: int,
         steps: Callable[[], int],
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         patience_s: float = WATCH_PATIENCE_S,
     ) -> None:
         self.exchange: tuple[int, int] | None = None
@@ -364,13 +364,13 @@ class LoopWatch:
         self._worker = worker
         self._workers = workers
         self._steps = steps
-        self._say = say
+        self._print_line = print_line
         self._patience_s = patience_s
         self._look_every_s = min(_LOOK_EVERY_S, patience_s / 2)
         self._watched = threading.get_ident()
         self._waits_since: float | None = None
         self._step_since = time.monotonic()
-        self._said_at: float | None = None
+        self._reported_at: float | None = None
         self._answered = ""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -390,7 +390,7 @@ class LoopWatch:
             yield
         finally:
             self.exchange = None
-            self._waits_since, self._said_at, self._step_since = None, None, time.monotonic()
+            self._waits_since, self._reported_at, self._step_since = None, None, time.monotonic()
 
     def close(self) -> None:
         """End the watch."""
@@ -409,7 +409,7 @@ class LoopWatch:
                 return
 
     def _is_time(self, now: float) -> bool:
-        return self._said_at is None or now - self._said_at >= _SPEAK_EVERY_S
+        return self._reported_at is None or now - self._reported_at >= _SPEAK_EVERY_S
 
     def _answer(self) -> None:
         asked = self._board.read(_ASK)
@@ -423,18 +423,19 @@ class LoopWatch:
         self._board.post(_ASK, name)
         until = time.monotonic() + 4 * self._look_every_s
         others = [worker for worker in range(self._workers) if worker != self._worker]
-        told: dict[int, str | None] = {}
+        answers: dict[int, str | None] = {}
         while (
             not self._over.wait(self._look_every_s / 4)
             and time.monotonic() < until
-            and None in (told := {worker: self._board.read(f"{name}/{worker}") for worker in others}).values()
+            and None
+            in (answers := {worker: self._board.read(f"{name}/{worker}") for worker in others}).values()
         ):
             self._answer()
         if self._waits_since != since:
             return
-        self._said_at = time.monotonic()
-        places = ", ".join(f"worker {worker} {told.get(worker) or 'gives no answer'}" for worker in others)
-        self._say(f"worker {self._worker} {self._where()}: {places}")
+        self._reported_at = time.monotonic()
+        places = ", ".join(f"worker {worker} {answers.get(worker) or 'gives no answer'}" for worker in others)
+        self._print_line(f"worker {self._worker} {self._where()}: {places}")
 
     def _where(self) -> str:
         waits, now = self._waits_since, time.monotonic()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 3
 _STRONGEST = 10
-# Those of the paper: without what ImageNet-C tests as corruptions.
+# Those of the paper, without the corruptions of ImageNet-C.
 SPACE = [
     operation
     for number, operation in enumerate(

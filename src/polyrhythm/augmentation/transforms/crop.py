@@ -40,6 +40,10 @@ class Crop(Config):
     padding: int = Field(default=4, ge=0)
     fill: Fill = "zero"
 
+    def combinations(self, channels: int, side: int) -> int:
+        """Return the number of positions."""
+        return (2 * self.padding + 1) ** 2
+
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
         top, left = draws.integers(0, 2 * self.padding), draws.integers(0, 2 * self.padding)
         return crop(images, top, left, self.padding, self.fill)

@@ -36,8 +36,8 @@ class CutMix(Mixing):
         across, down = draws.uniform(0, width).floor(), draws.uniform(0, height).floor()
         half = (1 - shares).sqrt() / 2
         edges = [
-            (centre + sign * (half * side).floor()).clamp(0, side)
-            for centre, side in ((down, height), (across, width))
+            (center + sign * (half * side).floor()).clamp(0, side)
+            for center, side in ((down, height), (across, width))
             for sign in (-1, 1)
         ]
         top, bottom, left, right = (edge[:, None, None] for edge in edges)

@@ -38,6 +38,10 @@ class Flip(Movement):
     probability: float = Field(default=0.5, ge=0, le=1)
     axis: Axis = "horizontal"
 
+    def combinations(self, channels: int, side: int) -> int:
+        """Return 2: an image and its mirror image."""
+        return 2
+
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
         return flip(images, draws.chance(self.probability), self.axis)
 

@@ -11,6 +11,7 @@ The paper has 260 types and degrees and does not specify them.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -33,6 +34,10 @@ class LensDistortion(Warp):
     """
 
     strength: float = Field(default=0.2, ge=0, lt=1 / 3)
+
+    def combinations(self, channels: int, side: int) -> int:
+        """Return the number of degrees that differ by a pixel at the corners."""
+        return 1 + math.floor(2 * self.strength * half_diagonal(side, side))
 
     def draw(self, draws: Draws) -> Tensor:
         """Draw k for every image, (B, 1)."""

@@ -10,12 +10,13 @@ A positive a rotates anticlockwise. The paper has 20 angles and does not specify
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 
-from polyrhythm.augmentation.warp import Warp
+from polyrhythm.augmentation.warp import Warp, half_diagonal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,10 @@ class Rotation(Warp):
     """
 
     strength: float = Field(default=15.0, ge=0, le=180)
+
+    def combinations(self, channels: int, side: int) -> int:
+        """Return the number of angles that differ by a pixel at the corners."""
+        return 1 + math.floor(2 * math.radians(self.strength) * half_diagonal(side, side))
 
     def draw(self, draws: Draws) -> Tensor:
         """Draw an angle for every image, (B, 1) in radians."""

@@ -12,13 +12,14 @@ corners. The paper has two variables with 1960 combinations and does not specify
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 
 from polyrhythm.augmentation.tones import BYTES, Tones
-from polyrhythm.augmentation.warp import distances
+from polyrhythm.augmentation.warp import distances, half_diagonal
 from polyrhythm.specs import Config
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ class Vignetting(Config):
 
     strength: float = Field(default=0.6, ge=0, le=1)
     probability: float = Field(default=0.5, ge=0, le=1)
+
+    def combinations(self, channels: int, side: int) -> int:
+        """Return the number of radii that differ by a pixel, times the shades of white corners in bytes."""
+        radii = 1 + math.floor(LARGEST_AREA * half_diagonal(side, side))
+        return radii * (1 + math.floor(255 * self.strength))
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
         chosen, area = draws.chance(self.probability), draws.uniform(0, LARGEST_AREA)

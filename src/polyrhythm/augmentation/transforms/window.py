@@ -35,7 +35,7 @@ class Window(Config):
 
     size: int = Field(ge=1)
 
-    def combinations(self, side: int) -> int:
+    def combinations(self, channels: int, side: int) -> int:
         """Return the number of positions in a square image as the paper counts, without the last row and column."""
         return (side - self.size) ** 2
 

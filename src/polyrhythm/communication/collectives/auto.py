@@ -123,8 +123,7 @@ class Auto(Collective):
     """The quickest of the collectives over messages, for the links as they are and the size at hand.
 
     Attributes:
-        latency_s: latency in seconds of the links, as far as messages that follow one another share it;
-            default: measured.
+        latency_s: latency of the links in seconds, as far as consecutive messages share it; default: measured.
         overhead_s: overhead in seconds of every message at its sender; measured with the latency.
         bandwidth_bytes_per_s: bandwidth in bytes/s of the links; default: measured.
     """
@@ -223,6 +222,6 @@ def _quickest(machine: Machine, ranks: int, payload: Payload) -> MessageCollecti
         Direct(),
         SegmentedChain(overhead_bytes=overhead_bytes),
     )
-    told_s = [candidate.seconds(machine, ranks, payload) for candidate in candidates]
-    bound_s = min(told_s) * _NEAR
-    return next(candidate for candidate, each in zip(candidates, told_s, strict=True) if each <= bound_s)
+    estimated_s = [candidate.seconds(machine, ranks, payload) for candidate in candidates]
+    bound_s = min(estimated_s) * _NEAR
+    return next(candidate for candidate, each in zip(candidates, estimated_s, strict=True) if each <= bound_s)

@@ -44,14 +44,14 @@ class Inbox:
         arrived: waiting messages, with their senders, by context and tag.
     """
 
-    __slots__ = ("_losses", "_lost", "_needs", "_revoked", "_told", "arrived", "quiet")
+    __slots__ = ("_announced", "_losses", "_lost", "_needs", "_revoked", "arrived", "quiet")
 
     def __init__(self) -> None:
         self.quiet = True
         self.arrived: dict[tuple[int, int], deque[tuple[int, Message]]] = {}
         self._lost: set[int] = set()
         self._losses: dict[int, int] = {}
-        self._told: dict[tuple[int, int | None, int], int] = {}
+        self._announced: dict[tuple[int, int | None, int], int] = {}
         self._revoked: set[int] = set()
         self._needs: dict[int, tuple[int, int]] = {}
 
@@ -77,7 +77,7 @@ class Inbox:
         return None
 
     def drop(self, context: int) -> None:
-        """Drop what has arrived for a communicator."""
+        """Drop the arrived messages of a communicator."""
         for key in [key for key in self.arrived if key[0] == context]:
             del self.arrived[key]
 
@@ -94,7 +94,7 @@ class Inbox:
         self._needs[context] = rank, generation
 
     def useless(self) -> list[int]:
-        """Return the communicators that need a rank which is gone."""
+        """Return the communicators that need a lost rank."""
         return [
             context
             for context, (rank, generation) in self._needs.items()
@@ -106,7 +106,7 @@ class Inbox:
         return bool(self._revoked) and not self._revoked.isdisjoint(lineage)
 
     def lose(self, rank: int, generation: int = 0) -> None:
-        """Note that a global rank is gone in its generation."""
+        """Record that a global rank of this generation is lost."""
         if rank not in self._lost:
             self.quiet = False
             self._lost.add(rank)
@@ -137,36 +137,36 @@ class Inbox:
         """
         if rank not in self._losses:
             return False
-        known = max(self._told.get((context, source, rank), 0) for source in (None, rank))
+        known = max(self._announced.get((context, source, rank), 0) for source in (None, rank))
         return rank in self._lost or known < self._losses[rank]
 
     def know_losses(self, context: int, generations: Mapping[int, int]) -> None:
         """Note the generations of a communicator's ranks: earlier losses are no news on it."""
         for rank, generation in generations.items():
-            self._told[context, None, rank] = self._told[context, rank, rank] = generation
+            self._announced[context, None, rank] = self._announced[context, rank, rank] = generation
 
     def losses(self, rank: int) -> int:
         """Return how many that had a global rank are known to be gone."""
         return self._losses.get(rank, 0)
 
-    def news_of_loss(self, want: Want) -> int | None:
-        """Return a lost rank that this receiver must hear of: its own source while it is gone, any member once."""
+    def unreported_loss(self, want: Want) -> int | None:
+        """Return a lost rank to report to this receiver: its own source while it is lost, any member once."""
         for rank, losses in self._losses.items():
             if want.source is None:
-                concerns = rank in want.members and self._is_news(rank, want)
+                concerns = rank in want.members and self._is_unreported(rank, want)
             else:
-                concerns = rank == want.source and (rank in self._lost or self._is_news(rank, want))
+                concerns = rank == want.source and (rank in self._lost or self._is_unreported(rank, want))
             if concerns:
-                self._told[want.context, want.source, rank] = losses
+                self._announced[want.context, want.source, rank] = losses
                 return rank
         return None
 
-    def _is_news(self, rank: int, want: Want) -> bool:
-        return self._told.get((want.context, want.source, rank), 0) < self._losses.get(rank, 0)
+    def _is_unreported(self, rank: int, want: Want) -> bool:
+        return self._announced.get((want.context, want.source, rank), 0) < self._losses.get(rank, 0)
 
     def _succeeds_unheard(self, rank: int, want: Want) -> bool:
         """Return whether a rank is a replacement, and this receiver has not been notified of the failure before it."""
-        return rank not in self._lost and self._is_news(rank, want)
+        return rank not in self._lost and self._is_unreported(rank, want)
 
 
 MOST_EARLY = 1 << 14
@@ -194,13 +194,13 @@ class EarlyMessages:
         self.drop(context)
 
     def drop(self, context: int) -> None:
-        """Forget what waits for a communicator."""
+        """Drop the waiting messages of a communicator."""
         for sender, messages in self._messages.items():
             self._all_messages[sender] -= messages.pop(context, 0)
             self._all_bytes[sender] -= self._bytes[sender].pop(context, 0)
 
     def forget(self, sender: int) -> None:
-        """Forget what waits of a rank: a replacement has its number."""
+        """Drop the waiting messages of a rank: a replacement has its number."""
         for counted in (self._messages, self._bytes, self._all_messages, self._all_bytes):
             counted.pop(sender, None)
 

@@ -15,7 +15,7 @@ REVOKED = "another rank has given it up"
 
 
 class CollectiveBroken(PeerLost):
-    """A rank that a collective needs is gone.
+    """A rank that a collective needs has failed or left.
 
     Args:
         reason: symptom of the loss.
@@ -28,7 +28,7 @@ class CollectiveBroken(PeerLost):
         self.rank = rank
 
 
-def revoke_tells(rank: int, size: int) -> range:
+def ranks_to_notify(rank: int, size: int) -> range:
     """Return the ranks to notify of a revoked communicator: from the first member all others, else the first."""
     return range(1, size) if rank == 0 else range(1)
 

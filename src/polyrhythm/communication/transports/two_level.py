@@ -120,7 +120,7 @@ class TwoLevelCollectives(MemberCollectives):
         self.start_all_reduce(tensor).wait()
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        self._start(lambda: self._on_vector(tensor, lambda vector: self._hand_out(vector, root))).wait()
+        self._start(lambda: self._on_vector(tensor, lambda vector: self._distribute(vector, root))).wait()
 
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1))
@@ -167,7 +167,7 @@ class TwoLevelCollectives(MemberCollectives):
                 _finish(exchange, *under_way.popleft())
         _finish(exchange, *under_way.popleft())
 
-    def _hand_out(self, vector: Tensor, root: int) -> None:
+    def _distribute(self, vector: Tensor, root: int) -> None:
         host = self._levels.host(root)
 
         def through(exchange: Exchange) -> None:

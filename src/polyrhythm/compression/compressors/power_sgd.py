@@ -102,7 +102,7 @@ def orthonormal(matrix: Tensor) -> Tensor:
             if column:
                 vector = vector - basis[:, :column] @ (basis[:, :column].t() @ vector)
         norm = vector.norm()
-        # What rounding left of a column that lies in the span of those before is no direction.
+        # A column in the span of the previous ones leaves only rounding errors, which are no direction.
         keeps = (norm > before * 1e-6) & (norm > _LEAST_NORM)
         # A condition in Python would look at a number, for which a GPU is waited for.
         basis[:, column] = torch.where(keeps, vector / norm, 0.0)

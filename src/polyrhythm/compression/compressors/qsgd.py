@@ -51,7 +51,7 @@ class QSGD(InPieces):
         norm: `two`: the Euclidean norm; `max`: the largest magnitude, for which errors are smaller.
         code: `packed`: equally many bits a number; `elias`: fewer for those that are 0, and more for others.
         seed: seed of the draws.
-        feedback: only where errors are smaller than what is encoded.
+        feedback: error feedback; allowed only where errors are smaller than the encoded values.
     """
 
     biased: ClassVar[bool] = False
@@ -147,10 +147,10 @@ def delta_bits(values: Tensor) -> Tensor:
 def encode_entries(levels: Tensor, negative: Tensor) -> Tensor:
     """Return the numbers that are not 0 as bytes: Elias deltas of their distances and levels.
 
-        for each: distance from the one before (the first: from before the vector) │ sign, 1 if negative │ level
+        for each: distance from the previous one (of the first: index + 1) │ sign, 1 if negative │ level
 
     P. Elias, "Universal codeword sets and representations of the integers", IEEE Transactions on Information Theory 21,
-    1975. Delta code of x >= 1, of L bits: as many zeros as L has bits but one, L, then the bits of x after its first.
+    1975. Delta code of x >= 1 with L bits: bit_length(L) - 1 zeros, L, then the bits of x after its leading 1.
 
         1 ─▶ 1     2 ─▶ 0100     3 ─▶ 0101     4 ─▶ 01100     17 ─▶ 001010001
 

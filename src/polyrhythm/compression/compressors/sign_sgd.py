@@ -1,6 +1,6 @@
 """signSGD with majority vote.
 
-Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: compressed optimisation for non-convex problems", ICML 2018,
+Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: compressed optimization for non-convex problems", ICML 2018,
 arXiv 1802.04434; Bernstein, Zhao, Azizzadenesheli, Anandkumar, "signSGD with majority vote is communication efficient
 and fault tolerant", ICLR 2019, arXiv 1810.05291.
 
@@ -26,7 +26,7 @@ class SignSGD(Compressor):
     """One bit a number each way: every worker votes for a direction.
 
     Attributes:
-        feedback: always off: the error of a vote is not added to later ones.
+        feedback: error feedback; always off: the error of a vote is not added to later ones.
     """
 
     biased: ClassVar[bool] = True

@@ -1,6 +1,6 @@
 """Signum: the majority vote of signSGD, of momenta.
 
-Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: compressed optimisation for non-convex problems", ICML 2018,
+Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: compressed optimization for non-convex problems", ICML 2018,
 arXiv 1802.04434, algorithm 2.
 
     m_i <- b m_i + (1 - b) g_i

@@ -39,7 +39,7 @@ class SufficientFactors(Compressor):
     """Errors and inputs of fully connected layers in place of their gradients.
 
     Attributes:
-        feedback: always off: the compression is exact.
+        feedback: error feedback; always off: the compression is exact.
         per: always `layer`, since factors are those of a layer.
     """
 

@@ -41,7 +41,7 @@ class TernGrad(InPieces):
     Attributes:
         clip: bound in deviations of a layer's gradient; 0: no clipping.
         seed: seed of the draws.
-        feedback: off by default: errors are larger than the encoded values.
+        feedback: error feedback; off by default, since errors are larger than the encoded values.
     """
 
     biased: ClassVar[bool] = False

@@ -34,7 +34,7 @@ class CIFAR10(Config):
     """Its binary version, `data_batch_1.bin` and others.
 
     Attributes:
-        folder: holds them, there or in folders inside; None: they are fetched.
+        folder: folder with the files, at any depth; None: they are downloaded.
     """
 
     folder: str | None = None

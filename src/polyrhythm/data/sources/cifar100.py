@@ -23,7 +23,7 @@ class CIFAR100(Config):
     """Its binary version, `train.bin`, `test.bin` and `fine_label_names.txt`.
 
     Attributes:
-        folder: holds them, there or in folders inside; None: they are fetched.
+        folder: folder with the files, at any depth; None: they are downloaded.
     """
 
     folder: str | None = None

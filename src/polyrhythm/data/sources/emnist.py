@@ -40,7 +40,7 @@ class EMNIST(Config):
     """One of its six divisions.
 
     Attributes:
-        folder: holds its idx files, gzipped or not, there or in folders inside; None: they are fetched.
+        folder: folder with the idx files, gzipped or not, at any depth; None: they are downloaded.
         split: name of the division.
     """
 

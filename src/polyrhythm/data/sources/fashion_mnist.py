@@ -111,7 +111,7 @@ def _get(address: str, most_bytes: int) -> bytes:
     with urlopen(address, timeout=CONNECT_S) as response:
         while chunk := response.read1(_CHUNK_BYTES):
             content += chunk
-            # Gzipped, it is smaller than what it holds; a server that sends more sends something else.
+            # The gzipped file is smaller than its content; a server that sends more sends something else.
             if len(content) > most_bytes + 1024 or time.monotonic() > give_up_s:
                 raise OSError(f"too large or too slow ({len(content)} bytes so far)")
     return bytes(content)
@@ -173,8 +173,8 @@ def _command(words: list[str], folder: Path) -> None:
         reason = error.strerror if isinstance(error, OSError) else f"took over {COMMAND_S:.0f} s"
         raise RequestError(f"{what}: {reason}") from None
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise RequestError(f"{what}: {said[-1]}")
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise RequestError(f"{what}: {lines[-1]}")
 
 
 def parse_idx(content: bytes) -> torch.Tensor:
@@ -265,7 +265,7 @@ class FashionMNIST(Config):
     """Fashion-MNIST.
 
     Attributes:
-        folder: holds its four idx files, gzipped or not; None: search the system's folder, the cache, the
+        folder: folder with the four idx files, gzipped or not; None: search the system's folder, the cache, the
             web and the Debian package, in this order.
     """
 

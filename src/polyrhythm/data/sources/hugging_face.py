@@ -26,7 +26,7 @@ from torch import Tensor
 
 from polyrhythm.data.dataset import Dataset, normal
 from polyrhythm.data.dealing import held_out_by_name
-from polyrhythm.data.image_files import Decoder, PictureSource
+from polyrhythm.data.image_files import Decoder, ImageSource
 from polyrhythm.data.images import NORMALIZATIONS, UnreadableImage, read_pixels, read_whole
 from polyrhythm.errors import RequestError
 
@@ -37,7 +37,7 @@ _NAME_DIGITS = 16
 _PLAUSIBLE = ("label", "labels", "class", "fine_label", "target", "cls")
 
 
-class HuggingFace(PictureSource):
+class HuggingFace(ImageSource):
     """A data set of the library `datasets`.
 
     Attributes:
@@ -127,10 +127,10 @@ class HuggingFace(PictureSource):
 
     def _columns(self, table: Any) -> tuple[str, str]:
         kinds = {name: type(kind).__name__ for name, kind in table.features.items()}
-        pictures = [name for name, kind in kinds.items() if kind == "Image"]
+        images = [name for name, kind in kinds.items() if kind == "Image"]
         classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
         plausible = [name for name in _PLAUSIBLE if name in kinds]
-        image = self.image or (pictures[0] if len(pictures) == 1 else "")
+        image = self.image or (images[0] if len(images) == 1 else "")
         label = self.label or (classes[0] if len(classes) == 1 else next(iter(plausible), ""))
         for what, name, given in (("image", image, self.image), ("label", label, self.label)):
             if name not in kinds:
@@ -173,7 +173,7 @@ class TableSplit:
         reading: size, normalization and shown part of the images.
     """
 
-    def __init__(self, table: Any, column: str, rows: Tensor, labels: Tensor, reading: PictureSource) -> None:
+    def __init__(self, table: Any, column: str, rows: Tensor, labels: Tensor, reading: ImageSource) -> None:
         self._table = table
         self._column = column
         self._rows = rows
@@ -200,7 +200,7 @@ class TableSplit:
 
     def images(self, indices: Tensor) -> Tensor:
         """Return (B, 3, size, size) float32, normalized."""
-        return self.normalised(self.decoded(indices))
+        return self.normalized(self.decoded(indices))
 
     def decoded(self, indices: Tensor) -> Tensor:
         """Return (B, size, size, 3) uint8; raise `RequestError` if one cannot be read."""
@@ -210,14 +210,14 @@ class TableSplit:
         decode = partial(read_pixels, image_size=size, share=self._reading.shown)
         return torch.from_numpy(np.stack(self._read(indices, decode)))
 
-    def normalised(self, decoded: Tensor) -> Tensor:
+    def normalized(self, decoded: Tensor) -> Tensor:
         """Return (B, 3, size, size) float32 in new memory."""
         return NORMALIZATIONS[self._reading.pixels](decoded)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
         """Return whole images, (3, H, W) float32 each, with `shorter_side` pixels on their shorter side."""
         pixels = self._read(indices, partial(read_whole, shorter_side=shorter_side))
-        return [self.normalised(torch.from_numpy(np.array(each))[None])[0] for each in pixels]
+        return [self.normalized(torch.from_numpy(np.array(each))[None])[0] for each in pixels]
 
     def unreadable(self) -> dict[int, str]:
         """Return the number of every image that cannot be read, and why."""

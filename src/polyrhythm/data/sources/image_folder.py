@@ -11,22 +11,22 @@ from pathlib import Path
 
 import torch
 
-from polyrhythm.data.dataset import Dataset, LeftOut
+from polyrhythm.data.dataset import Dataset, ExcludedFiles
 from polyrhythm.data.dealing import Sides, held_out_by_name
-from polyrhythm.data.image_files import Listing, PictureSource, list_folder, list_images, relative_names
+from polyrhythm.data.image_files import ImageSource, Listing, list_folder, list_images, relative_names
 from polyrhythm.errors import RequestError
 
 ByClass = dict[str, list[str]]
 _TEST_PARTS = ("test", "val", "validation", "valid")
 
 
-class ImageFolder(PictureSource):
+class ImageFolder(ImageSource):
     """A folder of images.
 
     Attributes:
-        folder: contains `train` and one of `test`, `val`, `validation` and `valid` (the first that exists is
-            read), or the classes themselves. Without test images a fifth of every class is held out for
-            testing.
+        folder: folder that contains `train` and one of `test`, `val`, `validation` and `valid` (the first that
+            exists is read), or the classes themselves. Without test images a fifth of every class is held out
+            for testing.
     """
 
     folder: str
@@ -55,7 +55,9 @@ class ImageFolder(PictureSource):
             moved = self._trained_on(train_folder, train, test_folder, test)
             if moved:
                 test = _without(moved, test)
-                left_out += (LeftOut("test image", "left out, as the network was trained on it", moved),)
+                left_out += (
+                    ExcludedFiles("test image", "left out, as the network was trained on it", moved),
+                )
             _check_test(test_folder, test, train_folder, train)
         return self._dataset(train_folder, train, test_folder, test, skipped, left_out)
 
@@ -77,7 +79,7 @@ class ImageFolder(PictureSource):
         test_folder: Path | None,
         test: ByClass,
         skipped: tuple[str, ...],
-        left_out: tuple[LeftOut, ...],
+        left_out: tuple[ExcludedFiles, ...],
     ) -> Dataset:
         classes = tuple(train)
         files, labels = _flat(train, classes)
@@ -107,8 +109,8 @@ class ImageFolder(PictureSource):
 
 def _left_out(
     root: Path, parts: tuple[Path, Path | None], listings: Sequence[Listing]
-) -> tuple[LeftOut, ...]:
-    """Return what a folder holds in addition to the images that are read."""
+) -> tuple[ExcludedFiles, ...]:
+    """Return the contents of a folder that are not read."""
     beside: list[str] = []
     if parts[0] != root:
         with suppress(OSError):  # a folder may be passed through that cannot be listed
@@ -128,7 +130,7 @@ def _left_out(
         ("link", "not followed, inside a class", [path for each in listings for path in each.links]),
         ("hidden file", "not read", [path for each in listings for path in each.hidden]),
     )
-    return tuple(LeftOut(what, why, tuple(names)) for what, why, names in kinds if names)
+    return tuple(ExcludedFiles(what, why, tuple(names)) for what, why, names in kinds if names)
 
 
 def _paths(part: ByClass) -> list[str]:
@@ -165,8 +167,8 @@ def _without(skipped: tuple[str, ...], part: ByClass) -> ByClass:
 
 
 def _flat(part: ByClass, classes: tuple[str, ...]) -> tuple[list[str], torch.Tensor]:
-    labelled = [(path, label) for label, name in enumerate(classes) for path in part.get(name, ())]
-    return [path for path, _ in labelled], torch.tensor([label for _, label in labelled], dtype=torch.int64)
+    labeled = [(path, label) for label, name in enumerate(classes) for path in part.get(name, ())]
+    return [path for path, _ in labeled], torch.tensor([label for _, label in labeled], dtype=torch.int64)
 
 
 def _check_train(folder: Path, part: ByClass) -> None:

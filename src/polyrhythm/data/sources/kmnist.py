@@ -27,8 +27,8 @@ class KMNIST(Config):
     """The four idx files.
 
     Attributes:
-        folder: holds them, gzipped or not, there or in folders inside, as torchvision leaves them; None: they are
-            fetched.
+        folder: folder with the files, gzipped or not, at any depth, as torchvision saves them; None: they are
+            downloaded.
     """
 
     folder: str | None = None

@@ -33,7 +33,7 @@ from pydantic import Field
 
 from polyrhythm.data.dataset import Dataset, normal
 from polyrhythm.data.dealing import held_out_by_name
-from polyrhythm.data.image_files import PictureSource, relative_names
+from polyrhythm.data.image_files import ImageSource, relative_names
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.user_files import check_is_file
 
@@ -171,13 +171,13 @@ Labelled = list[tuple[str, str]]
 _log = logging.getLogger(__name__)
 
 
-class Manifest(PictureSource):
+class Manifest(ImageSource):
     """A table of image files and their labels.
 
     Attributes:
         file: the table, ending in .csv, .tsv or .parquet.
-        subset: only images of this subset, in training and test; empty: all. Classes are those of the whole table, so
-            that a network trained on one subset can be tested on another.
+        subset: name of the subset to use, in training and test; empty: all images. Classes are those of the whole
+            table, so that a network trained on one subset can be tested on another.
         labels: `best` uses an image's most confident label, `every` one sample per label. Test images have their best.
         min_confidence: minimum confidence of a label; labels below it are dropped.
         duplicates: a training image with the same bytes as a test image: `drop` it, `keep` it, or `refuse` the data.

@@ -26,7 +26,7 @@ class STL10(Config):
     """Its binary files, `train_X.bin` and others.
 
     Attributes:
-        folder: holds them, there or in folders inside; None: they are fetched (2.6 GB).
+        folder: folder with the files, at any depth; None: they are downloaded (2.6 GB).
     """
 
     folder: str | None = None

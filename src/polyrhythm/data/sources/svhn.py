@@ -23,7 +23,7 @@ class SVHN(Config):
     """Its files of cropped digits, `train_32x32.mat` and `test_32x32.mat`.
 
     Attributes:
-        folder: holds them, there or in folders inside; None: they are fetched.
+        folder: folder with the files, at any depth; None: they are downloaded.
     """
 
     folder: str | None = None

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from polyrhythm.data.dataset import Dataset, normal
 from polyrhythm.data.dealing import held_out_by_name
-from polyrhythm.data.image_files import PictureSource
+from polyrhythm.data.image_files import ImageSource
 from polyrhythm.data.shards import Reading, Record, ShardSplit, TarIndex, index_shards
 from polyrhythm.errors import RequestError
 from polyrhythm.user_files import check_is_file
@@ -25,7 +25,7 @@ from polyrhythm.user_files import check_is_file
 _log = logging.getLogger(__name__)
 
 
-class TarShards(PictureSource):
+class TarShards(ImageSource):
     """Tar files of images.
 
     Attributes:
@@ -34,7 +34,7 @@ class TarShards(PictureSource):
         test: paths of the test shards; empty: a fifth of every class is held out.
         buffer: records that each worker holds back to draw from. It holds their positions, not their images.
         bad_records: number of records that may be skipped, in each process, before the run ends.
-        skip_unreadable: skip any number of bad records.
+        skip_unreadable: whether to skip unreadable records, any number of them.
     """
 
     files: str

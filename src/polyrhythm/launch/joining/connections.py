@@ -141,9 +141,9 @@ class Channel:
         self._session = session
         self._own, self._other = (_DOOR, _VISITOR) if at_door else (_VISITOR, _DOOR)
         self._sent = 0
-        self._heard = 0
+        self._received = 0
 
-    async def say(self, value: dict[str, Any]) -> None:
+    async def send(self, value: dict[str, Any]) -> None:
         """Send an object."""
         payload = json.dumps(value).encode()
         proof = prove(self._session, self._own, self._sent.to_bytes(8, "big"), payload)
@@ -151,7 +151,7 @@ class Channel:
         self.writer.write(_LENGTH.pack(len(payload)) + proof + payload)
         await self.writer.drain()
 
-    async def hear(self) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         """Wait for an object, and return it.
 
         Raises:
@@ -163,9 +163,9 @@ class Channel:
             raise NotAdmitted("oversized", f"it announced {length} bytes, where {MOST_BYTES} are the most")
         proof = await self.reader.readexactly(PROOF_BYTES)
         payload = await self.reader.readexactly(length)
-        if not proves(proof, self._session, self._other, self._heard.to_bytes(8, "big"), payload):
+        if not proves(proof, self._session, self._other, self._received.to_bytes(8, "big"), payload):
             raise NotAdmitted("proof", "what it sent was changed on the way")
-        self._heard += 1
+        self._received += 1
         try:
             value = json.loads(payload)
         except (ValueError, RecursionError):

@@ -99,12 +99,12 @@ class JoinClient:
         Raises:
             RequestError: there is none, or the run is over.
         """
-        told = self._ask({"ask": "place"}, patience_s=None)
+        answer = self._ask({"ask": "place"}, patience_s=None)
         return Assignment(
-            Peer(int(told["rank"]), int(told["generation"])),
-            int(told["parameters"]),
-            RoleAssignment(tuple(told["workers"]), tuple(told["servers"])),
-            str(told["prefix"]),
+            Peer(int(answer["rank"]), int(answer["generation"])),
+            int(answer["parameters"]),
+            RoleAssignment(tuple(answer["workers"]), tuple(answer["servers"])),
+            str(answer["prefix"]),
         )
 
     def listen(self, stop: Callable[[], None], over: Callable[[str], None]) -> None:
@@ -116,7 +116,7 @@ class JoinClient:
         self._left = True
         word = {"done": True} if why is None else {"done": False, "why": why}
         with suppress(OSError, TimeoutError):  # the run has ended already
-            self._loop.call(self._own_channel.say(word), PATIENCE_S)
+            self._loop.call(self._own_channel.send(word), PATIENCE_S)
 
     def close(self) -> None:
         """Close all connections."""
@@ -127,16 +127,16 @@ class JoinClient:
 
     def _ask(self, question: dict[str, Any], patience_s: float | None = _REPLY_PATIENCE_S) -> dict[str, Any]:
         try:
-            reply = self._loop.call(self._hear_reply(question), patience_s)
+            reply = self._loop.call(self._receive_reply(question), patience_s)
         except (OSError, asyncio.IncompleteReadError, TimeoutError, NotAdmitted):
             raise RunError(f"the run at {self._address} does not answer any more") from None
         if "refused" in reply:
             raise RequestError(f"the run at {self._address} refuses: {reply['refused']}")
         return reply
 
-    async def _hear_reply(self, question: dict[str, Any]) -> dict[str, Any]:
-        await self._own_channel.say(question)
-        return await self._own_channel.hear()
+    async def _receive_reply(self, question: dict[str, Any]) -> dict[str, Any]:
+        await self._own_channel.send(question)
+        return await self._own_channel.receive()
 
     @property
     def _own_channel(self) -> Channel:
@@ -175,8 +175,8 @@ class JoinClient:
             raise
         except OSError as error:
             # asyncio's message on a refusal names an address, and not the reason.
-            said = os.strerror(error.errno or 0) if isinstance(error, ConnectionError) else error.strerror
-            why = said if error.errno else error
+            reason = os.strerror(error.errno or 0) if isinstance(error, ConnectionError) else error.strerror
+            why = reason if error.errno else error
             raise RequestError(
                 f"cannot reach {self._address} ({why}): is the run still active, and the address "
                 "that `polyrhythm train --listen` prints?"
@@ -185,8 +185,8 @@ class JoinClient:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             channel = await self._enter()
-            await channel.say({"ask": "store"})
-            await channel.hear()
+            await channel.send({"ask": "store"})
+            await channel.receive()
             await relay((reader, writer), (channel.reader, channel.writer))
         except (RequestError, OSError, asyncio.IncompleteReadError, asyncio.CancelledError, NotAdmitted):
             hang_up(writer)  # as a store that is gone
@@ -194,7 +194,7 @@ class JoinClient:
     async def _listen(self, stop: Callable[[], None], over: Callable[[str], None]) -> None:
         try:
             while True:
-                word = await self._own_channel.hear()
+                word = await self._own_channel.receive()
                 if word.get("stop"):
                     stop()
                 if word.get("over"):

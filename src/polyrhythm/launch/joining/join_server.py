@@ -114,7 +114,7 @@ class JoinServer:
         self._over = False
         self._parameters = 0
         self._strangers: dict[asyncio.Task[Any], str] = {}  # with their addresses, oldest first
-        self._sent_away: set[asyncio.Task[Any]] = set()
+        self._rejected: set[asyncio.Task[Any]] = set()
         self._asked = itertools.count()
         self._asking: dict[int, asyncio.Future[Peer | None]] = {}
         self._guests: dict[Peer, Channel] = {}
@@ -148,7 +148,7 @@ class JoinServer:
         self._loop.soon(self._begun.set)
 
     def poll(self, ready: Sequence[Any] = ()) -> list[Fact]:
-        """Return what has happened since the last call."""
+        """Return the facts since the last call."""
         with suppress(BlockingIOError):
             while self._bell.recv(1024):
                 pass
@@ -170,13 +170,13 @@ class JoinServer:
 
     def ask_to_stop(self) -> None:
         """Notify all guests that the run is asked to stop."""
-        self._tell_all({"stop": True})
+        self._notify_all({"stop": True})
 
     def end(self) -> None:
         """Stop admitting clients, and notify all guests that the run is over."""
         self._over = True
         self._loop.soon(self._refuse_all)
-        self._tell_all({"over": True})
+        self._notify_all({"over": True})
 
     def close(self) -> None:
         """Close all connections."""
@@ -185,22 +185,22 @@ class JoinServer:
             DESCRIPTORS.remove(each.fileno())
             each.close()
 
-    def _tell_all(self, word: dict[str, Any]) -> None:
+    def _notify_all(self, word: dict[str, Any]) -> None:
         for channel in list(self._guests.values()):
-            self._loop.start(_say(channel, word))
+            self._loop.start(_send(channel, word))
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = writer.get_extra_info("socket")
         descriptor = connection.fileno()
         DESCRIPTORS.add(descriptor)
-        who = str(Address(*writer.get_extra_info("peername")[:2]))
+        caller = str(Address(*writer.get_extra_info("peername")[:2]))
         try:
             for option in _KEEPALIVE:
                 connection.setsockopt(socket.IPPROTO_TCP, *option)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            await self._serve(await self._admit(reader, writer), who)
+            await self._serve(await self._admit(reader, writer), caller)
         except NotAdmitted as refusal:
-            self._tell(GuestRefused(who, refusal.reason, str(refusal)))
+            self._notify(GuestRefused(caller, refusal.reason, str(refusal)))
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the guest has left, or the server is closed; departures are reported elsewhere
         finally:
@@ -218,14 +218,14 @@ class JoinServer:
         except TimeoutError:
             raise NotAdmitted("silent", f"it sent nothing for {PATIENCE_S:g} s") from None
         except asyncio.CancelledError:
-            if task not in self._sent_away:
+            if task not in self._rejected:
                 raise
             task.uncancel()
             writer.write(CROWDED)
             raise NotAdmitted("crowd", "it had sent nothing when many others connected") from None
         finally:
             self._strangers.pop(task, None)
-            self._sent_away.discard(task)
+            self._rejected.discard(task)
 
     def _make_room(self, host: str) -> None:
         """Send the oldest stranger away, if there are too many, or too many of this address."""
@@ -233,12 +233,12 @@ class JoinServer:
         crowd = of_host if len(of_host) >= MOST_OF_AN_ADDRESS else list(self._strangers)
         if crowd is of_host or len(crowd) >= MOST_STRANGERS:
             del self._strangers[crowd[0]]
-            self._sent_away.add(crowd[0])
+            self._rejected.add(crowd[0])
             crowd[0].cancel()
 
-    async def _serve(self, channel: Channel, who: str) -> None:
+    async def _serve(self, channel: Channel, caller: str) -> None:
         while True:
-            match await channel.hear():
+            match await channel.receive():
                 case {"ask": "job", "version": version}:
                     if version != self._offer["version"]:
                         await self._refuse(
@@ -246,25 +246,25 @@ class JoinServer:
                             "version",
                             f"it runs Polyrhythm {self._offer['version']}, you {version!s:.60}: install the same",
                         )
-                    await channel.say(self._offer)
+                    await channel.send(self._offer)
                 case {"ask": "place"}:
-                    await self._seat(channel, who)
+                    await self._seat(channel, caller)
                     return
                 case {"ask": "store"}:
                     reader, writer = await asyncio.open_connection(*self._found.store)
-                    await channel.say({"store": True})
+                    await channel.send({"store": True})
                     await relay((channel.reader, channel.writer), (reader, writer))
                     return
                 case _:
                     await self._refuse(channel, "request", "it does not know what you ask for")
 
-    async def _seat(self, channel: Channel, who: str) -> None:
+    async def _seat(self, channel: Channel, caller: str) -> None:
         """Ask for a place, and wait until the guest leaves."""
         await self._begun.wait()
-        peer = await self._ask(who)
+        peer = await self._ask(caller)
         if self._over:
             if peer is not None:
-                self._tell(GuestLeft(peer, who, done=True))
+                self._notify(GuestLeft(peer, caller, done=True))
             await self._refuse(channel, "time", "it is over")
         if peer is None:
             await self._refuse(
@@ -276,23 +276,23 @@ class JoinServer:
         self._guests[peer] = channel
         done, why = False, "is gone"
         try:
-            await channel.say(self._describe(peer))
-            last = await channel.hear()
+            await channel.send(self._describe(peer))
+            last = await channel.receive()
             done = last.get("done") is True
             why = f"left: {last.get('why', '')!s:.200}"
         except NotAdmitted as refusal:
             why = f"was sent away: {refusal}"
         finally:
             del self._guests[peer]
-            self._tell(GuestLeft(peer, who, "" if done else why, done))
+            self._notify(GuestLeft(peer, caller, "" if done else why, done))
 
-    async def _ask(self, who: str) -> Peer | None:
+    async def _ask(self, caller: str) -> Peer | None:
         """Return the place that the supervisor gives, or None."""
         if self._over:
             return None
         guest = next(self._asked)
         self._asking[guest] = asyncio.get_running_loop().create_future()
-        self._tell(GuestAsked(guest, who))
+        self._notify(GuestAsked(guest, caller))
         try:
             return await self._asking[guest]
         finally:
@@ -302,7 +302,7 @@ class JoinServer:
         if guest in self._asking and not self._asking[guest].done():
             self._asking[guest].set_result(peer)
         elif peer is not None:  # the server is about to be closed
-            self._tell(GuestLeft(peer, "", "is gone"))
+            self._notify(GuestLeft(peer, "", "is gone"))
 
     def _refuse_all(self) -> None:
         for guest in list(self._asking):
@@ -315,26 +315,26 @@ class JoinServer:
 
     def _describe(self, peer: Peer) -> dict[str, Any]:
         roles = self._found.roles
-        told = {"workers": roles.workers, "servers": roles.servers, "prefix": self._found.prefix}
-        return told | {
+        description = {"workers": roles.workers, "servers": roles.servers, "prefix": self._found.prefix}
+        return description | {
             "rank": peer.rank,
             "generation": peer.generation,
             "parameters": self._parameters,
         }
 
     async def _refuse(self, channel: Channel, reason: str, text: str) -> None:
-        await channel.say({"refused": text})
+        await channel.send({"refused": text})
         raise NotAdmitted(reason, text)
 
-    def _tell(self, fact: Fact) -> None:
+    def _notify(self, fact: Fact) -> None:
         self._facts.put(fact)
         with suppress(BlockingIOError):  # it rings already
             self._ringing.send(b"!")
 
 
-async def _say(channel: Channel, word: dict[str, Any]) -> None:
+async def _send(channel: Channel, word: dict[str, Any]) -> None:
     with suppress(OSError):  # it is going
-        await channel.say(word)
+        await channel.send(word)
 
 
 class Entrance:
@@ -442,8 +442,8 @@ def _agree(rendezvous: Rendezvous, key: bytes) -> None:
         drawn = nonce()
         store.set(_PROOF, f"{drawn.hex()} {prove(key, _PURPOSE, drawn).hex()}")
         return
-    told = Patience().key(store, _PROOF, _LEADER).split()
-    drawn, proof = (bytes.fromhex(each) for each in told)
+    answer = Patience().key(store, _PROOF, _LEADER).split()
+    drawn, proof = (bytes.fromhex(each) for each in answer)
     if not proves(proof, key, _PURPOSE, drawn):
         raise RequestError(
             f"rank {rendezvous.rank} has another run token than rank 0: give all hosts the same --token-file, or the "

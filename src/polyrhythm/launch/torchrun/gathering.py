@@ -25,7 +25,7 @@ for the others, and they for it. So every rank ends soon after worker 0 has begu
 (`leave_with_start`).
 
 At the start of a run that has nothing left to do, rank 0 lets all others leave, like late ranks
-(`tell_that_it_is_over`). The message stays in the store, so that later ranks still find it; rank 0 waits for
+(`announce_end`). The message stays in the store, so that later ranks still find it; rank 0 waits for
 the others only where it hosts the store. They may never arrive: they may have left in good order, and
 """
 
@@ -110,7 +110,7 @@ def answer(store: Any, nonce: str, name: str, generation: int = 0) -> None:
     store.set(_answer(nonce), f"{name} {generation}")
 
 
-def say_that_it_is_over(store: Any) -> None:
+def post_end(store: Any) -> None:
     """Notify ranks that call from now on; earlier callers must be notified with `answer_over`."""
     store.set(_OVER, "")
 
@@ -257,7 +257,7 @@ def _ended(name: str) -> str:
     return f"ended/{name}"
 
 
-def tell_that_it_is_over(rendezvous: Rendezvous, patience: Patience) -> None:
+def announce_end(rendezvous: Rendezvous, patience: Patience) -> None:
     """Let all others leave, on rank 0, at the start of a run that has nothing left to do.
 
     Raises:
@@ -265,7 +265,7 @@ def tell_that_it_is_over(rendezvous: Rendezvous, patience: Patience) -> None:
     """
     store, missing = rendezvous.store, set(range(rendezvous.size)) if rendezvous.keeper else {LEADER}
     missing.remove(LEADER)
-    say_that_it_is_over(store)
+    post_end(store)
     while missing or store.queue_len(CALLS):  # a rank that called before the key was set waits for an answer
         word, rank, about = patience.word(store, CALLS, lambda: sorted(missing)).split()
         if word == "call":

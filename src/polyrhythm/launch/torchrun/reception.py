@@ -58,7 +58,7 @@ from polyrhythm.launch.torchrun.gathering import (
     answer,
     answer_over,
     call_again,
-    say_that_it_is_over,
+    post_end,
     starts_hosts_apart,
 )
 from polyrhythm.launch.watchdog import read
@@ -78,7 +78,7 @@ class Reception:
         roles: ranks by role, with vacant places.
         started: the ranks that torchrun has started.
         emit: receiver of the run's events, one at a time.
-        entrance: lets others join; None: joining is disabled.
+        entrance: admission of joining workers; None: joining is disabled.
 
     Attributes:
         over: whether the run has ended well, so that no more ranks are needed.
@@ -123,15 +123,15 @@ class Reception:
         if isinstance(event, WorkerLost | ServerLost):
             self.launcher.take(Lost(event.rank))
 
-    def call(self, rank: int, let_in: Callable[[int], None]) -> None:
+    def call(self, rank: int, admit: Callable[[int], None]) -> None:
         """Take the call of a process that torchrun has started again.
 
         Args:
             rank: rank that it had.
-            let_in: callback with the number of earlier processes of the rank, called as soon as it is free.
+            admit: callback with the number of earlier processes of the rank, called as soon as it is free.
         """
         with self.launcher.turn:
-            self._waiting[rank] = let_in
+            self._waiting[rank] = admit
             self.launcher.take(Called(rank))
 
     def miss(self, rank: int) -> None:
@@ -173,7 +173,7 @@ class Calls:
         self._unanswered: dict[str, int] = {}
         self._answered = set(start.answered)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._hear, name="calls", daemon=True)
+        self._thread = threading.Thread(target=self._receive, name="calls", daemon=True)
 
     def __enter__(self) -> Calls:
         self._thread.start()
@@ -184,7 +184,7 @@ class Calls:
         over = self._reception.over and not self._follows
         with suppress(RuntimeError, dist.DistError):  # the store is gone, and the caller with it
             if over:
-                say_that_it_is_over(self._store)
+                post_end(self._store)
             self._store.queue_push(CALLS, f"close 0 {self._name}".encode())
             self._thread.join(_CLOSING_PATIENCE_S)
             for nonce, rank in list(self._unanswered.items()):
@@ -193,7 +193,7 @@ class Calls:
                 else:  # for the next worker 0, or this one's next part
                     call_again(self._store, rank, nonce)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         with suppress(RuntimeError, dist.DistError):
             while True:
                 word, rank, about = self._hearing.queue_pop(CALLS, True).decode().split()

@@ -33,8 +33,8 @@ def check_software(rendezvous: Rendezvous, ranks: Sequence[int], patience: Patie
     """
     store = rendezvous.store
     store.set(_key(rendezvous.rank), software())
-    told = (patience or Patience()).keys(store, _key, ranks)
-    kinds = {text: [rank for rank, its in zip(ranks, told, strict=True) if its == text] for text in told}
+    texts = (patience or Patience()).keys(store, _key, ranks)
+    kinds = {text: [rank for rank, its in zip(ranks, texts, strict=True) if its == text] for text in texts}
     if len(kinds) > 1:
         found = "; ".join(
             f"Polyrhythm {text} on ranks {','.join(map(str, its))}" for text, its in sorted(kinds.items())

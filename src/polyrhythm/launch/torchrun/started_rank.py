@@ -44,13 +44,13 @@ from polyrhythm.launch.torchrun.gathering import (
     Gathered,
     RunIsOver,
     StartIsVoid,
+    announce_end,
     check_counts,
     end_start,
     gather,
     leave_with_start,
     make_whole,
     starts_hosts_apart,
-    tell_that_it_is_over,
 )
 from polyrhythm.launch.torchrun.reception import Late, receiving
 from polyrhythm.launch.torchrun.report_rank import leader_speaks
@@ -86,7 +86,7 @@ def roles_of(
     """Return the role of every rank, after all have published their hosts.
 
     Args:
-        strategy: knows how many servers there must be, and where.
+        strategy: strategy, which determines the number and places of servers.
         rendezvous: rendezvous of the ranks that torchrun has started.
         vacant: number of vacant worker places; their ranks follow torchrun's.
         patience: time limit; None: the default.
@@ -199,11 +199,11 @@ def lead_part(
         gather_s: seconds for which ranks wait for each other.
     """
 
-    def say(start: Gathered, patience: Patience) -> Job:
+    def read_job(start: Gathered, patience: Patience) -> Job:
         start.rendezvous.store.set(_PART, f"{number} {job.checkpointing.resume:d}")
         return job
 
-    start, job, roles, shared = _met(parts.outside, say, Patience(gather_s))
+    start, job, roles, shared = _met(parts.outside, read_job, Patience(gather_s))
     preempted = _play(parts.outside, start, job, roles, threads or shared, emit, None, follows=True)
     end_start(parts.outside, start)
     return preempted
@@ -260,7 +260,7 @@ def _play(
     if outside.rank and starts_hosts_apart(outside):
         leave_with_start(outside, start)
     start = _among(start, roles, admission)
-    if start.rendezvous.generation:  # the others give it what it needs
+    if start.rendezvous.generation:  # the others send its state
         job = replace(job, checkpointing=replace(job.checkpointing, resume=False))
     stop = StopRequest()
     notice = SharedNotice(Preemption(job.fault_tolerance.notice_s), start.rendezvous, emit)
@@ -274,7 +274,7 @@ def _play(
 
     late = Late(entrance, job.fault_tolerance.silence_s, follows)
     with (
-        asked_to_stop(ask, notice.come),
+        asked_to_stop(ask, notice.arrive),
         receiving(outside, start, roles, notice.emit, late) as on_event,
     ):
         run_rank(job, roles, start.rendezvous, threads, RankContext(stop, on_event))
@@ -289,7 +289,7 @@ def take_leave(gather_s: float, outside: Rendezvous | None = None) -> None:
         outside: rendezvous of the ranks; None: they have not met.
     """
     ask_names_briefly()
-    tell_that_it_is_over(from_environment() if outside is None else outside, Patience(gather_s))
+    announce_end(from_environment() if outside is None else outside, Patience(gather_s))
 
 
 def _met(
@@ -346,9 +346,9 @@ def check_devices(
     """
     store = rendezvous.store
     store.set(f"device/{rendezvous.rank}", job.device.type)
-    told = (patience or Patience()).keys(store, lambda rank: f"device/{rank}", started)
+    reported = (patience or Patience()).keys(store, lambda rank: f"device/{rank}", started)
     ranks: dict[str, list[int]] = {}
-    for rank, kind in zip(started, told, strict=True):
+    for rank, kind in zip(started, reported, strict=True):
         if roles.works(rank):
             ranks.setdefault(kind, []).append(rank)
     if len(ranks) > 1:
@@ -376,13 +376,13 @@ def threads_beside(
         rendezvous: rendezvous of this rank.
         started: the ranks that torchrun has started.
         roles: ranks by role.
-        strategy: knows whether its servers need cores of their own.
+        strategy: strategy, which determines whether servers need cores of their own.
         patience: time limit; None: the default.
     """
     store = rendezvous.store
     store.set(f"cores/{rendezvous.rank}", json.dumps([machine_key(), sorted(usable_cores())]))
-    told = map(json.loads, (patience or Patience()).keys(store, lambda rank: f"cores/{rank}", started))
-    places = {rank: (machine, set(cores)) for rank, (machine, cores) in zip(started, told, strict=True)}
+    reported = map(json.loads, (patience or Patience()).keys(store, lambda rank: f"cores/{rank}", started))
+    places = {rank: (machine, set(cores)) for rank, (machine, cores) in zip(started, reported, strict=True)}
     return asked_threads(os.environ) or share_of_cores(rendezvous.rank, places, roles, strategy)
 
 
@@ -405,7 +405,7 @@ def asked_threads(environment: Mapping[str, str]) -> int | None:
     Raises:
         RequestError: the value is no number.
     """
-    # The first of a list is for what is not nested.
+    # The first of a list applies outside of nested regions.
     asked = environment.get(_VARIABLE, "").partition(",")[0].strip()
     several = environment.get("LOCAL_WORLD_SIZE", "1") != "1"
     if not asked or (several and asked == _TORCHRUNS_OWN):
@@ -437,7 +437,7 @@ class SharedNotice:
         self._emit = emit
         self._over = threading.Event()
 
-    def come(self) -> None:
+    def arrive(self) -> None:
         """Take SIGTERM; what is not done when the notice ends is given up."""
         if self._preemption.is_possible and not self._preemption.begun:
             self._preemption.begin()

@@ -146,7 +146,7 @@ class Cell(nn.Module):
 
 
 def edge_of(kind: Edge, width: int) -> nn.Module:
-    """Return what maps a node, (B, C, H, W), on its way to another; of any kind but zero."""
+    """Return the module of an edge between two nodes, (B, C, H, W); any kind but zero."""
     if kind == "skip":
         return nn.Identity()
     if kind == "pool":

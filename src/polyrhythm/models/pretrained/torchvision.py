@@ -39,7 +39,7 @@ class Torchvision(Config):
     @property
     def pixels(self) -> str:
         """The normalization of the images that they were trained on; see `Pretrained`."""
-        return "centred" if self.weights.startswith(_FROM_MINUS_ONE) else "imagenet"
+        return "centered" if self.weights.startswith(_FROM_MINUS_ONE) else "imagenet"
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the weights; see `Pretrained.tensors`.

@@ -45,7 +45,7 @@ class Plot:
     axes: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what plotly draws: `data` and `layout`."""
+        """Return the plot for plotly: `data` and `layout`."""
         layout = {
             "xaxis": {
                 "title": {"text": self.x, "font": {"size": 12}},
@@ -394,8 +394,8 @@ def timeline(path: Path) -> Plot | None:
     worked = ""
     if pipeline:
         busy = _worked([(rank, *span) for rank, *span in spans if rank in ranks], begin, end)
-        told = ", ".join(f"{names[rank]} {busy.get(rank, 0.0):.0%}" for rank in ranks)
-        worked = f" Bars bear the numbers of microbatches; of the step's time, {told} is work, and the rest waiting."
+        shares = ", ".join(f"{names[rank]} {busy.get(rank, 0.0):.0%}" for rank in ranks)
+        worked = f" Bars bear the numbers of microbatches; of the step's time, {shares} is work, and the rest waiting."
     return Plot(
         title="A step of the pipeline: work and waiting" if pipeline else "A step of all ranks",
         caption=f"From the middle of the trace, at {begin:.3f} s; {path.name} has the others, for Perfetto{left_out}."

@@ -15,7 +15,7 @@ from polyrhythm.reporting.held_back import gain_text, held_back
 from polyrhythm.reporting.pages.plots import Plot, plots, timeline
 from polyrhythm.reporting.pages.report_page import command_to_copy, curves, page, prose, section, table
 from polyrhythm.reporting.quantities import counted, duration, percent, whole
-from polyrhythm.reporting.summary import Summary, state_of, summarised, write_summary
+from polyrhythm.reporting.summary import Summary, state_of, summarized, write_summary
 from polyrhythm.reporting.tables import (
     class_rows,
     columns,
@@ -63,7 +63,7 @@ def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
 
 
 def read_figures(folder: Path) -> RunFigures:
-    """Return what the events of a run folder add up to.
+    """Return the figures from the events of a run folder.
 
     Raises:
         RequestError: the folder holds no readable run.
@@ -72,7 +72,7 @@ def read_figures(folder: Path) -> RunFigures:
 
 
 def _read(folder: Path) -> tuple[RunFigures, Summary]:
-    figures, summary = summarised(read_events(folder / LOG_FILE))
+    figures, summary = summarized(read_events(folder / LOG_FILE))
     if summary is None:
         raise RequestError(f"{folder / LOG_FILE} holds no run that started; give the folder of another run")
     return figures, summary
@@ -206,16 +206,16 @@ def with_intervals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return rows of classes, with the 95 % confidence interval of recall, if there is one, as a text."""
     found = []
     for row in rows:
-        told = {name: value for name, value in row.items() if name != "recall_interval"}
+        columns = {name: value for name, value in row.items() if name != "recall_interval"}
         if "recall_interval" in row:
             low, high = row["recall_interval"]
-            before = list(told)[: list(told).index("recall") + 1]
-            told = {
-                **{name: told[name] for name in before},
+            before = list(columns)[: list(columns).index("recall") + 1]
+            columns = {
+                **{name: columns[name] for name in before},
                 "95 % interval of recall": f"{100 * low:.0f} to {100 * high:.0f} %",
-                **{name: value for name, value in told.items() if name not in before},
+                **{name: value for name, value in columns.items() if name not in before},
             }
-        found.append(told)
+        found.append(columns)
     return found
 
 
@@ -259,11 +259,13 @@ def _pictures(folder: Path) -> str:
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
-    said = "The most confident mistakes; predictions.csv has all test images."
-    shown = section("Worst mistakes", f'<p class="soft small">{said}</p>{_gallery(wrong)}' if wrong else "")
-    said = "The first training images as they are, and as the network sees them in the first epoch."
+    caption = "The most confident mistakes; predictions.csv has all test images."
+    shown = section(
+        "Worst mistakes", f'<p class="soft small">{caption}</p>{_gallery(wrong)}' if wrong else ""
+    )
+    caption = "The first training images as they are, and as the network sees them in the first epoch."
     return shown + section(
-        "Augmented samples", f'<p class="soft small">{said}</p>{_gallery(changed)}' if changed else ""
+        "Augmented samples", f'<p class="soft small">{caption}</p>{_gallery(changed)}' if changed else ""
     )
 
 
@@ -287,7 +289,7 @@ def _fact_table(rows: Sequence[tuple[str, str]]) -> str:
 def _classes(rows: Sequence[Mapping[str, Any]]) -> str:
     names = columns(rows)
     shown = table(
-        [name.replace("_", " ") for name in names],
+        ["class" if name == "name" else name.replace("_", " ") for name in names],
         [[_class_cell(row.get(name, "")) for name in names] for row in rows],
     )
     if len(rows) > _MANY_CLASSES:
@@ -315,7 +317,8 @@ def _bottleneck(figures: RunFigures) -> str:
         return ""
     texts = [f'<p class="answer">{prose(found.problem[:1].upper() + found.problem[1:])}.</p>']
     if found.remedy:
-        texts.append(f"<p>Remedy: {prose(found.remedy)}: up to {gain_text(found.gain)}.</p>")
+        gain = f": up to {gain_text(found.gain)}" if found.gain else ""
+        texts.append(f"<p>Remedy: {prose(found.remedy)}{gain}.</p>")
     texts.append(f'<p class="soft">Time of the workers: {escape(found.time)}.</p>')
     if found.lock_step:
         texts.append(f'<p class="soft">Asynchrony: {escape(found.lock_step.text)}.</p>')
@@ -349,9 +352,9 @@ def _load(server: int, load: ServerLoad) -> str:
 def _predicted(folder: Path, figures: RunFigures, known: Mapping[str, Any]) -> str:
     """Return the dry run of a run next to the run itself, if one was made of it (`PREDICTION_FILE`)."""
     try:
-        told = read_json_in_run(folder / PREDICTION_FILE)
-        where, rate = str(told["cluster"]), float(told["images_per_s"])
-        waiting, bound = float(told["waiting_share"]), str(told["held_back"])
+        prediction = read_json_in_run(folder / PREDICTION_FILE)
+        where, rate = str(prediction["cluster"]), float(prediction["images_per_s"])
+        waiting, bound = float(prediction["waiting_share"]), str(prediction["held_back"])
     except (OSError, ArithmeticError, ValueError, KeyError, TypeError):
         return ""
     happened = float(known.get("images_per_s", 0.0))

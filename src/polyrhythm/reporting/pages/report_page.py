@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 from datetime import UTC, datetime
 from functools import cache
@@ -12,6 +11,7 @@ from importlib.metadata import metadata
 from typing import TYPE_CHECKING
 
 from polyrhythm.escaping import html as escape
+from polyrhythm.escaping import json_text
 from polyrhythm.reporting.quantities import UNKNOWN
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .875rem; }
   .facts th { border-bottom: 0; padding-bottom: 0; }
   .facts td { padding-top: 0; }
   .share { display: none; }
+  .confusion { font-size: .6875rem; }
+  .confusion td, .confusion th { padding: .2rem .15rem; min-width: 1.5rem; }
   .stack thead { display: none; }
   .stack, .stack tbody, .stack tr, .stack td, .stack td.number { display: block; text-align: left;
     white-space: normal; }
@@ -287,9 +289,7 @@ def page(title: str, sections: Iterable[str], drawn: Sequence[Plot] = (), source
     """
     plots = [plot.to_json() for plot in drawn]
     # A "<" inside a script could end it.
-    described = json.dumps(plots, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )
+    described = json_text(plots).replace("<", "\\u003c")
     library = f'<script type="text/plain" id="library">{_library()}</script>' if plots else ""
     version, documentation = _package()
     made = (

@@ -50,8 +50,8 @@ def _verdict(sentences: Iterable[str]) -> str:
 
 
 def _list(heading: str, items: Iterable[str]) -> str:
-    told = "".join(f"<li>{item}</li>" for item in items)
-    return section(heading, f"<ul>{told}</ul>" if told else "")
+    entries = "".join(f"<li>{item}</li>" for item in items)
+    return section(heading, f"<ul>{entries}</ul>" if entries else "")
 
 
 def _link(run: Path, folder: Path, text: str) -> str:
@@ -66,10 +66,10 @@ def _lines(x: Sequence[Any], y: Sequence[Any], mode: str = "lines", **more: Any)
 
 
 def _bars(
-    names: Sequence[str], values: Sequence[float], colours: str | Sequence[str], **more: Any
+    names: Sequence[str], values: Sequence[float], colors: str | Sequence[str], **more: Any
 ) -> dict[str, Any]:
     """Return a trace of horizontal bars."""
-    marker = {"color": colours}
+    marker = {"color": colors}
     return {"type": "bar", "orientation": "h", "x": values, "y": names, "marker": marker, **more}
 
 
@@ -124,29 +124,35 @@ class PlanTable:
     left_out: Sequence[tuple[str, str]]
 
 
-def render_plan(plan: PlanTable, comparison: Comparison, folder: Path, command: str) -> str:
+def render_plan(plan: PlanTable, comparison: Comparison | None, folder: Path, command: str) -> str:
     """Return the HTML of a plan: recommendation, ranking, excluded candidates, and the trials.
 
     Args:
         plan: the plan.
-        comparison: comparison of its trials.
+        comparison: comparison of its trials; None: there were none.
         folder: folder of the page; links to runs' reports are relative to it.
         command: command that repeats the plan.
     """
-    first = comparison.rows[0].runs[0]
-    drawn = comparison_plots(comparison)
     notes = "".join(f'<p class="soft small">{escape(text)}</p>' for text in plan.notes)
     left_out = [f"{escape(what)}: {escape(why)}" for what, why in plan.left_out]
     ranking = table(plan.heads, [list(map(escape, cells)) for cells in plan.rows], best={0})
-    sections = [
-        _title(f"{first.known['model']} on {first.known['data']}, {plan.heading}"),
+    answer = [
         section("Recommended", f'<p class="answer">{escape(plan.reason)}</p>{command_to_copy(plan.command)}'),
         section("Ranking", ranking + notes),
         _list("Left out", left_out),
+    ]
+    again = section("How to repeat it", command_to_copy(command))
+    if comparison is None:
+        return page(plan.heading, [_title(plan.heading), *answer, again], source="dry runs")
+    first = comparison.rows[0].runs[0]
+    drawn = comparison_plots(comparison)
+    sections = [
+        _title(f"{first.known['model']} on {first.known['data']}, {plan.heading}"),
+        *answer,
         curves(drawn, "the tables above do"),
         section("Trials", _trials_of_plan(comparison)),
         _list("Reports of the trials", [_reports(row, folder) for row in comparison.rows]),
-        section("How to repeat it", command_to_copy(command)),
+        again,
     ]
     return page(plan.heading, sections, drawn, source="simulated trials")
 
@@ -365,7 +371,7 @@ def _errors(deviations: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _colours(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
+def _colors(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
     return [color(comparison.rows.index(row), len(comparison.rows)) for row in rows]
 
 
@@ -382,7 +388,7 @@ def _times(comparison: Comparison) -> Plot | None:
     return Plot(
         title=f"Time to {target}",
         caption="Time of the first test that reaches it, mean over seeds; rows are omitted if a seed never does.",
-        traces=[_bars(_names(comparison, rows), times, _colours(comparison, rows), error_x=errors)],
+        traces=[_bars(_names(comparison, rows), times, _colors(comparison, rows), error_x=errors)],
         x=_clock(comparison),
         y="",
     )
@@ -408,7 +414,7 @@ def _pareto(comparison: Comparison) -> Plot | None:
         "markers",
         name="ways",
         text=[row.name for row in rows],
-        marker={"size": 9, "color": _colours(comparison, rows)},
+        marker={"size": 9, "color": _colors(comparison, rows)},
     )
     line = _lines(
         [row.mean(reach) for row in best],
@@ -436,7 +442,7 @@ def _shares(comparison: Comparison) -> Plot | None:
     return Plot(
         title="Waiting",
         caption="The share of workers' time that was spent waiting for others or the network.",
-        traces=[_bars(names, shares, _colours(comparison, rows), name="share of time waiting")],
+        traces=[_bars(names, shares, _colors(comparison, rows), name="share of time waiting")],
         x="share of time",
         y="",
         axes={"xaxis": {"tickformat": ".0%", "rangemode": "tozero"}},
@@ -547,12 +553,12 @@ def _parallel(search: Search) -> Plot | None:
     traces = []
     for place in reversed(ranked):
         trial = trials[place]
-        said = [f"{name}: {trial.shown.get(name, '–')}" for name in names]
+        labels = [f"{name}: {trial.shown.get(name, '–')}" for name in names]
         traces.append(
             _lines(
                 [*names, search.goal],
                 [*(heights[name][place] for name in names), values[place]],
-                text=[*said, f"trial {trial.number}: {shown(search.goal, trial.value)}"],
+                text=[*labels, f"trial {trial.number}: {shown(search.goal, trial.value)}"],
                 hoverinfo="text",
                 connectgaps=True,
                 line={"color": _STRONG if place in best else _FAINT, "width": 2 if place in best else 1},
@@ -670,7 +676,7 @@ def _tested_cells(tested: Mapping[str, Any]) -> list[str]:
 
 
 def write_robustness(
-    path: Path, data: str, models: Sequence[Mapping[str, Any]], pictures: Mapping[str, bytes]
+    path: Path, data: str, models: Sequence[Mapping[str, Any]], images: Mapping[str, bytes]
 ) -> None:
     """Write the page.
 
@@ -678,13 +684,13 @@ def write_robustness(
         path: path of the file.
         data: name of the data set.
         models: results of `polyrhythm.robustness`.
-        pictures: per kind of change, a JPEG file with an unchanged image and every strength.
+        images: per kind of change, a JPEG file with an unchanged image and every strength.
 
     Raises:
         RequestError: it cannot be written.
     """
     plots = robustness_plots(models)
-    strips = [_strip(decline["name"], pictures) for decline in models[0]["declines"]]
+    strips = [_strip(decline["name"], images) for decline in models[0]["declines"]]
     sections = [
         _title(f"Robustness on {data}"),
         curves(plots, "the table below does", below=strips, wide=()),
@@ -720,8 +726,8 @@ def robustness_plots(models: Sequence[Mapping[str, Any]]) -> list[Plot]:
     ]
 
 
-def _strip(name: str, pictures: Mapping[str, bytes]) -> str:
-    address = base64.b64encode(pictures[name]).decode("ascii")
+def _strip(name: str, images: Mapping[str, bytes]) -> str:
+    address = base64.b64encode(images[name]).decode("ascii")
     what = f"a test image, unchanged and under {name.replace('_', ' ')}, ever stronger"
     return f'<img style="width:100%" alt="{escape(what)}" src="data:image/jpeg;base64,{address}">'
 

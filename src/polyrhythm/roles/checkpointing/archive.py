@@ -3,9 +3,9 @@
     coordinator copy ─▶ begin ── train ── train ── look ─▶ CheckpointSaved, or a notice that it could not be written
     thread              └─ write ─ fsync ─ rename ─┘
 
-A copy of the state is saved, which does not change any more. At most one write is running, and the next checkpoint
-waits for it: a disk that is slower than an epoch would otherwise fall behind ever further. The end of the run
-and an interruption wait as well.
+A copy of the state is saved, which does not change any more. Steps never wait for the disk. At most one write is
+running, and the newest checkpoint waits for it: where the disk is slower than the interval, older ones that wait are
+left out. The end of the run and an interruption wait until all is written.
 
 A checkpoint can be resumed with another number of workers than it was written by, at any step of an epoch:
 
@@ -23,8 +23,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from polyrhythm.claim import Superseded
@@ -34,13 +35,15 @@ from polyrhythm.data.dealer import Dealer
 from polyrhythm.data.dealing import Begun
 from polyrhythm.data.record import METADATA_KEY, DataRecord
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.events import CheckpointSaved, Event, Notice
+from polyrhythm.events import CheckpointSaved, Evaluated, Event, Notice
+from polyrhythm.roles.checkpointing.model_snapshot import ModelSnapshot
 from polyrhythm.roles.checkpointing.worker_state import WorkerState, counted, held_by, server_facts
 from polyrhythm.roles.deal import MOST_STEPS, Dealt
 from polyrhythm.roles.job import Job
 from polyrhythm.specs import build, parse
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.state import Held, Merged, Resharding, State, below, prefixed
+from polyrhythm.strategies.resharding import Held, Merged, Resharding
+from polyrhythm.strategies.state import State, below, prefixed
 from polyrhythm.strategies.strategy import HasStages, RecutsServers, Strategy
 from polyrhythm.training.checkpoint import (
     check_numbers,
@@ -72,6 +75,8 @@ class Snapshot:
         deal: record of the drawn batches, where workers draw, as `Dealer` writes it; else empty.
         was: strategy that wrote it, where another resumes; see `handing_over`.
         by: number of workers that wrote it, where another strategy resumes.
+        untested: models of earlier steps with unfinished tests.
+        tests: results of this session, which the log lacks where the launcher was killed before this rank.
     """
 
     epoch: int
@@ -86,6 +91,8 @@ class Snapshot:
     deal: dict[str, Any] = field(default_factory=dict)
     was: Strategy | None = None
     by: int = 0
+    untested: list[ModelSnapshot] = field(default_factory=list)
+    tests: list[Evaluated] = field(default_factory=list)
 
     @property
     def tested(self) -> Tensor:
@@ -121,8 +128,12 @@ class Snapshot:
             named |= prefixed(f"worker.{index}.", worker.tensors())
         for index, (tensors, _) in enumerate(self.servers):
             named |= prefixed(f"server.{index}.", tensors)
+        for index, model in enumerate(self.untested):
+            named |= prefixed(f"untested.{index}.", model.tensors())
         if self.presented is not None:
             named["presented"] = self.presented
+        if self.tests:
+            named["tests"] = torch.tensor([_numbers(test) for test in self.tests], dtype=torch.float64)
         return named | prefixed("average.", self.average)
 
     def facts(self) -> dict[str, Any]:
@@ -135,6 +146,7 @@ class Snapshot:
             "servers": [facts for _, facts in self.servers],
             "begun": self.begun.to_json(),
             **({"deal": self.deal} if self.deal else {}),
+            **({"untested": [[each.epoch, each.step] for each in self.untested]} if self.untested else {}),
         }
 
     @classmethod
@@ -169,7 +181,28 @@ class Snapshot:
             tensors.get("presented"),
             Begun.from_json(facts.get("begun", {})),  # older checkpoints had none
             facts.get("deal", {}),
+            untested=[
+                ModelSnapshot.of(counted(epoch), counted(step), below(f"untested.{index}.", tensors))
+                for index, (epoch, step) in enumerate(facts.get("untested", []))
+            ],
+            tests=[_test_of(*numbers) for numbers in tensors["tests"].tolist()] if "tests" in tensors else [],
         )
+
+
+def _numbers(test: Evaluated) -> tuple[float, ...]:
+    return test.epoch, test.step or 0, test.test_loss, test.test_top1, test.test_top5
+
+
+def _test_of(epoch: float, step: float, loss: float, top1: float, top5: float) -> Evaluated:
+    return Evaluated(
+        time_s=0,
+        epoch=counted(int(epoch)),
+        step=counted(int(step)),
+        test_loss=loss,
+        test_top1=top1,
+        test_top5=top5,
+        snapshot_s=0,
+    )
 
 
 FOLDER = "checkpoints"
@@ -185,14 +218,20 @@ class Archive:
 
     Attributes:
         remarks: remarks on the checkpoint that was loaded.
+        name: name of the place, for messages.
+        keeps_best: whether the checkpoint of the highest test accuracy is kept as well.
+        awaited: steps with a checkpoint that may be the best, as is known after the test.
     """
+
+    name = "the disk"
+    awaited: frozenset[int] = frozenset()
 
     def __init__(self, job: Job) -> None:
         assert job.checkpointing.folder is not None
         self._folder: Path = job.checkpointing.folder / FOLDER
         self._keep = job.checkpointing.checkpoints
         self._claim = job.checkpointing.claim
-        self._keep_best = job.checkpointing.best
+        self.keeps_best = job.checkpointing.best
         self._job = job
         self._identity = identity(job)
         self.remarks: list[str] = []
@@ -214,7 +253,7 @@ class Archive:
         facts = {"job": self._identity, METADATA_KEY: record, **snapshot.facts()}
         save_checkpoint(path, snapshot.tensors(), facts, self._claim)
         forget_beyond(self._folder, snapshot.step, self._claim)
-        prune(self._folder, self._keep, self._claim)
+        prune(self._folder, self._keep, self._claim, self.awaited)
         return f"{FOLDER}/{path.name}"
 
     def keep_best(self, step: int, top1: float) -> None:
@@ -224,7 +263,7 @@ class Archive:
             RunError: the system could not do so.
             Superseded: the folder belongs to a later run.
         """
-        if self._keep_best:
+        if self.keeps_best:
             keep_best(checkpoint_path(self._folder, step), top1, self._claim)
 
     def load(self) -> Snapshot:
@@ -243,14 +282,16 @@ class Archive:
         path, tensors, facts = self._newest_whole()
         if METADATA_KEY in facts:  # older checkpoints had none
             DataRecord.from_json(facts[METADATA_KEY], str(path)).continued(self._job.dataset, str(path))
-        told = facts.get("job")
+        stated = facts.get("job")
+        if isinstance(stated, dict):
+            stated.setdefault(_LABEL_SKEW, "none")  # older checkpoints had none
         if not (
-            isinstance(told, dict)
-            and all(type(told.get(key)) is type(value) for key, value in self._identity.items())
-            and 0 < told["workers"] <= _MOST_WORKERS
+            isinstance(stated, dict)
+            and all(type(stated.get(key)) is type(value) for key, value in self._identity.items())
+            and 0 < stated["workers"] <= _MOST_WORKERS
         ):
             raise RequestError(f"{path} does not record what it was trained with: take another checkpoint")
-        before = told["workers"]
+        before = stated["workers"]
         resharding = before != self._job.workers
         was = other_strategy(self._job, facts["job"]["strategy"])
         for key, value in self._identity.items():
@@ -269,14 +310,14 @@ class Archive:
         if was is not None:
             return replace(snapshot, was=was, by=before)
         if bool(snapshot.deal) is not self._job.draws:
-            dealt, wanted = ("drawn", "fixed") if snapshot.deal else ("fixed", "drawn")
-            raise RequestError(f"{path} was trained with deal {dealt}, not {wanted}: resume with that")
+            used, wanted = ("dynamic", "static") if snapshot.deal else ("static", "dynamic")
+            raise RequestError(f"{path} was trained with --batches {used}, not {wanted}: resume with that")
         if len(snapshot.servers) != self._job.traits.servers:
             self.remarks.append(recutting_notice(self._job, snapshot.servers))
         if not resharding:
             strategy = self._job.strategy
-            cuts_anew = isinstance(strategy, HasStages) and strategy.cuts_anew
-            return _joined(snapshot, self._job) if cuts_anew else snapshot
+            cuts_again = isinstance(strategy, HasStages) and strategy.cuts_again
+            return _joined(snapshot, self._job) if cuts_again else snapshot
         snapshot, remark = resharded(snapshot, self._job, before)
         self.remarks.append(remark)
         return snapshot
@@ -336,8 +377,12 @@ def _check_whole(snapshot: Snapshot, strategy: Strategy, workers: int) -> None:
         raise ValueError("its workers have done different numbers of steps")
 
 
+_LABEL_SKEW = "label skew"
+
+
 def identity(job: Job) -> dict[str, Any]:
     """Return the properties that identify a job, JSON-able."""
+    skew = job.learning.label_skew
     return {
         "strategy": str(job.strategy),
         "workers": job.workers,
@@ -347,40 +392,82 @@ def identity(job: Job) -> dict[str, Any]:
         "batch size": job.learning.batch_size,
         "batch schedule": str(job.learning.batch_schedule),
         "seed": job.learning.seed,
+        _LABEL_SKEW: "none"
+        if skew is None
+        else f"{skew.alpha:g}" + (f" of {skew.clients} clients" if skew.clients else ""),
     }
 
 
-class Archivist:
+class Saved(Protocol):
+    """State of a run at one moment, as far as its writer announces it."""
+
+    @property
+    def epoch(self) -> int:
+        """Whole epochs done by the coordinator."""
+
+    @property
+    def step(self) -> int:
+        """Steps done by the coordinator."""
+
+
+_Saved = TypeVar("_Saved", bound=Saved)
+_Saved_contra = TypeVar("_Saved_contra", bound=Saved, contravariant=True)
+
+
+class Storage(Protocol[_Saved_contra]):
+    """Place of checkpoints; see `Archive`.
+
+    Attributes:
+        name: name of the place, for messages.
+        keeps_best: whether the checkpoint of the highest test accuracy is kept as well.
+    """
+
+    name: str
+    keeps_best: bool
+
+    def save(self, snapshot: _Saved_contra) -> str:
+        """Write a checkpoint, whole or not at all; return its path."""
+
+    def keep_best(self, step: int, top1: float) -> None:
+        """Keep the checkpoint of a step in addition to the newest ones, if it is the best so far."""
+
+
+class Archivist(Generic[_Saved]):
     """Saves one checkpoint after the other. A failed write is reported, and training continues.
 
     Only where a later run has taken the folder, all methods that check finished writes raise `Superseded`.
 
     Args:
-        archive: archive to write to.
+        archive: place to write to.
         activity: activity of the rank, for its watchdog.
-        say: receiver of events, which sets their times; called on the thread of the caller.
+        emit: receiver of events, which sets their times; called on the thread of the caller.
         beside: whether to write on a background thread; in virtual time, where writing takes none, it is done
             at once.
     """
 
     def __init__(
-        self, archive: Archive, activity: Activity, say: Callable[[Event], None], *, beside: bool
+        self, archive: Storage[_Saved], activity: Activity, emit: Callable[[Event], None], *, beside: bool
     ) -> None:
         self._archive = archive
         self._activity = activity
-        self._say = say
+        self._emit = emit
         self._beside = beside
-        self._writing: tuple[Snapshot, float | None, Future[str]] | None = None
+        self._writing: tuple[_Saved, float | None, Future[str]] | None = None
+        self._waiting: tuple[_Saved, float | None] | None = None
+        self._reported_delay = self._fails = False
         self._saved_step: int | None = None  # of the last one, if it was written
 
-    def begin(self, snapshot: Snapshot, top1: float | None = None) -> None:
-        """Begin to write a checkpoint, when the one before is done.
+    def begin(self, snapshot: _Saved, top1: float | None = None) -> None:
+        """Begin to write a checkpoint, or let it wait until the one before is done.
 
         Args:
             snapshot: state that does not change any more.
             top1: test accuracy of the model, a fraction, if it was tested.
         """
-        self.wait()
+        self.look()
+        if self._writing is not None:
+            self._postpone(snapshot, top1)
+            return
         thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing = snapshot, top1, thread.submit(self._archive.save, snapshot)
         thread.shutdown(wait=False)  # ends with its only work, which the interpreter's end waits for
@@ -388,29 +475,58 @@ class Archivist:
             self.wait()
 
     def look(self) -> None:
-        """Report the result of the current write, if it is done."""
+        """Report the result of the current write, if it is done, and begin the next."""
         if self._writing is not None and self._writing[-1].done():
-            self._tell()
+            self._report()
 
     def wait(self) -> None:
-        """Wait until no checkpoint is being written."""
-        if self._writing is not None:
+        """Wait until all checkpoints are written."""
+        while self._writing is not None:
             with self._activity.doing("writing a checkpoint", takes_long=True):
                 self._writing[-1].exception()
-            self._tell()
+            self._report()
 
     def tested(self, top1: float) -> None:
         """Record the test accuracy, a fraction, of the model saved last, and keep its checkpoint if it is the best."""
         self.wait()
-        if self._saved_step is not None:
+        self._keep_best(top1)
+
+    def rate(self, step: int, top1: float) -> None:
+        """Record the test accuracy, a fraction, of a model that was saved before the end of its test."""
+        self.look()
+        if self._writing is not None and self._writing[0].step == step:
+            self._writing = self._writing[0], top1, self._writing[-1]
+        elif self._waiting is not None and self._waiting[0].step == step:
+            self._waiting = self._waiting[0], top1
+        else:
+            self._keep_best(top1, step)
+
+    def _keep_best(self, top1: float, step: int | None = None) -> None:
+        step = self._saved_step if step is None else step
+        if step is not None:
             try:
-                self._archive.keep_best(self._saved_step, top1)
+                self._archive.keep_best(step, top1)
             except Superseded:
                 raise
             except RunError as error:
-                self._say(Notice(time_s=0, text=str(error)))
+                self._emit(Notice(time_s=0, text=str(error)))
 
-    def _tell(self) -> None:
+    def _postpone(self, snapshot: _Saved, top1: float | None) -> None:
+        """Let a checkpoint wait for the disk instead of the one that waits, unless that may be the best."""
+        before, self._waiting = self._waiting, (snapshot, top1)
+        if before is None:
+            return
+        if self._archive.keeps_best and before[1] is not None and (top1 is None or top1 <= before[1]):
+            self._waiting, before = before, self._waiting
+        if not self._reported_delay:
+            self._reported_delay = True
+            text = (
+                f"{self._archive.name} is slower than the interval between checkpoints: that of step "
+                f"{before[0].step} is skipped there; a longer interval writes all"
+            )
+            self._emit(Notice(time_s=0, text=text))
+
+    def _report(self) -> None:
         assert self._writing is not None
         (snapshot, top1, future), self._writing, self._saved_step = self._writing, None, None
         try:
@@ -418,12 +534,22 @@ class Archivist:
         except Superseded:
             raise
         except RunError as error:  # anything else is a bug
-            self._say(Notice(time_s=0, text=f"{error}, and training continues"))
+            if not self._fails:
+                self._emit(Notice(time_s=0, text=f"{error}, and training continues"))
+            self._fails = True
+            self._begin_waiting()
             return
+        self._fails = False
         self._saved_step = snapshot.step
-        self._say(CheckpointSaved(time_s=0, path=path, epoch=snapshot.epoch, step=snapshot.step))
+        self._emit(CheckpointSaved(time_s=0, path=path, epoch=snapshot.epoch, step=snapshot.step))
         if top1 is not None:
-            self.tested(top1)
+            self._keep_best(top1)
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self.begin(*waiting)
 
 
 def _joined(snapshot: Snapshot, job: Job) -> Snapshot:
@@ -470,7 +596,7 @@ def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]
         begun=rest.begun,
         deal=rest.deal,
     )
-    return found, _notice(job.going_on(rest.begun), before, merged, rest, buffers=bool(states[0].buffers))
+    return found, _notice(job.continued(rest.begun), before, merged, rest, buffers=bool(states[0].buffers))
 
 
 def counted_steps(snapshot: Snapshot, old: Job, rule: Resharding) -> tuple[Held, list[int]]:
@@ -527,25 +653,25 @@ def dealt_out(snapshot: Snapshot, old: Job, job: Job, held: Held, steps: Sequenc
         begun = Begun(left_out=left_out)
         free = dealt.dealer.left([steps[unit[0]] for unit in old.units])
         first = next((epoch for epoch, ranges in free.items() if ranges), len(free))
-        deck = job.going_on(begun).deck
+        deck = job.continued(begun).deck
         epochs = [epoch for epoch, ranges in free.items() if ranges not in ([], [(0, deck.images[epoch])])]
     lost = ""
     if epochs and old.draws is not job.draws and epochs[-1] < snapshot.epoch:
-        # Of finished epochs: gradients that servers held, or that worker 0 did not know of.
+        # Gradients of finished epochs that servers held, or that worker 0 did not know of.
         count = (
             sum(stop - start for epoch in epochs for start, stop in free[epoch])
             if dealt is not None
-            else sum(job.going_on(begun).calendar.images_left(epoch) for epoch in epochs)
+            else sum(job.continued(begun).calendar.images_left(epoch) for epoch in epochs)
         )
         begun, first, epochs = Begun(left_out=left_out + count), snapshot.epoch, []
         lost = f"{count} images with gradients that no other rank has received are dropped"
     if epochs and old.draws is not job.draws:
         raise RequestError(
-            f"epoch {first + 1} is unfinished, and its images were {'drawn' if old.draws else 'shared out'}, as they "
+            f"epoch {first + 1} is unfinished, and its batches were {'dynamic' if old.draws else 'static'}, as they "
             f"are not with {job.strategy}: resume with {old.strategy} to the end of an epoch"
-            + ("" if old.draws else ", or give --deal fixed")
+            + ("" if old.draws else ", or give --batches static")
         )
-    new = job.going_on(begun)
+    new = job.continued(begun)
     if dealt is None or not epochs:
         left = sum(new.calendar.images_left(epoch) for epoch in epochs)
         free = {
@@ -612,7 +738,7 @@ def other_strategy(job: Job, before: str) -> Strategy | None:
     except RequestError as error:
         raise RequestError(f"the checkpoint was written by {before}, and {error}") from None
     assert isinstance(found, Strategy)
-    if isinstance(job.strategy, RecutsServers) and job.strategy.goes_on_from(found):
+    if isinstance(job.strategy, RecutsServers) and job.strategy.continues_from(found):
         return None
     return None if job.strategy == found else found
 

@@ -26,14 +26,16 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.checkpointing.archive import Snapshot, counted_steps, dealt_out
 from polyrhythm.roles.job import Job
+from polyrhythm.strategies.resharding import Held
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import Held, State, below
+from polyrhythm.strategies.state import State, below
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.training.flat_optimizer import Packed
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizer_state import Packed, recut_optimizer
+from polyrhythm.training.optimizer_state import recut_optimizer
 
 _OPTIMIZER = "optimizer."
 
@@ -100,7 +102,7 @@ def learned_from(held: Held, strategy: Strategy, presented: Tensor | None = None
     return Learned(parameters, pieces, packed)
 
 
-def handed_over(snapshot: Snapshot, job: Job, plan: OptimizerPlan) -> tuple[Snapshot, str]:
+def adopted(snapshot: Snapshot, job: Job, plan: OptimizerPlan) -> tuple[Snapshot, str]:
     """Return a checkpoint of another strategy as if the job's had written it, and a remark on the change.
 
     Args:
@@ -207,13 +209,13 @@ def _with_optimizer(state: State, plan: OptimizerPlan, learned: Learned, piece: 
     if found is None or known is None:
         return None
     prefix, (_, facts) = found
-    told = {"state": known[1]["state"]}
+    stated = {"state": known[1]["state"]}
     if facts["shapes"] != known[1]["shapes"]:
         if not _by_parameter(facts["shapes"], known[1]["shapes"]):
             return None
-        told |= {name: known[1][name] for name in ("shapes", "groups")}
+        stated |= {name: known[1][name] for name in ("shapes", "groups")}
     tensors = dict(state[0]) | {prefix + name: value.clone() for name, value in known[0].items()}
-    own = facts | told
+    own = facts | stated
     return tensors, state[1] | ({"optimizer": own} if facts is state[1].get("optimizer") else own)
 
 
@@ -321,7 +323,7 @@ class _Opening:
     def __init__(self, servers: dict[int, ServerPart], size: int) -> None:
         self.size = size
         self.clock = self.traffic = self  # time is constant
-        self.bytes_sent = 0
+        self.bytes_sent = self.bytes_inside = 0
         self._servers = servers
         self._answers: list[tuple[int, Message]] = []
 

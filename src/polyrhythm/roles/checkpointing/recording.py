@@ -6,6 +6,7 @@ import json
 import platform
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ class Recording:
         }
 
 
+@cache
 def processor() -> str:
     """Return the model of this machine's processor and the instruction set that torch uses: bits depend on both."""
     try:
@@ -108,7 +110,7 @@ def processor() -> str:
 
 
 def recorded_job(job: Job) -> dict[str, Any]:
-    """Return what must be equal of a run and its replay, JSON-able."""
+    """Return the facts that a run and its replay must share, JSON-able."""
     learning = job.learning
     return {
         **identity(job),

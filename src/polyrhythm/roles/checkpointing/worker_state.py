@@ -1,8 +1,7 @@
-"""What a worker hands in at the end of every epoch, and gets back when a run is resumed."""
+"""State that a worker sends at the end of every epoch, and receives when a run is resumed."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,10 +11,10 @@ from torch import Tensor
 
 from polyrhythm.communication.control_message import ControlMessage, checked
 from polyrhythm.communication.message import Kind
-from polyrhythm.errors import RequestError
 from polyrhythm.roles.control_messages import Account as Account
 from polyrhythm.roles.replica import Replica
-from polyrhythm.strategies.state import Held, State, below, prefixed
+from polyrhythm.strategies.resharding import Held
+from polyrhythm.strategies.state import State, below, prefixed
 from polyrhythm.training.checkpoint import restoring
 
 _BUFFER, _PART = "buffer.", "part."
@@ -63,11 +62,11 @@ class WorkerState(ControlMessage):
         """
         elsewhere = replica.part.replicated and account.worker > 0
         tensors, facts = replica.part.state() if to_resume and not elsewhere else ({}, {})
-        buffers = {name: value.detach().cpu().clone() for name, value in replica.buffers.items()}
+        buffers = {name: value.detach().to("cpu", copy=True) for name, value in replica.buffers.items()}
         return cls(
             account,
             buffers,
-            {name: value.cpu().clone() for name, value in tensors.items()},
+            {name: value.to("cpu", copy=True) for name, value in tensors.items()},
             facts,
             loss_scale,
         )
@@ -75,14 +74,13 @@ class WorkerState(ControlMessage):
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> WorkerState:
         """Return the state with these `tensors` and `facts`."""
-        account = Account(**facts["account"])  # older ones lack what has a default
+        account = Account(**facts["account"])  # older ones lack fields with a default
         account = checked(asdict(account), Account)
         for name, value in vars(account).items():
             if type(value) is int:
                 counted(value, name)
         objects = (facts["part"], facts["loss_scale"], facts.get("begun", {}), facts.get("loop", {}))
         part, scale, begun, loop = (checked(each, dict[str, Any]) for each in objects)
-        _check_facts(part, _OF_PARTS)
         return cls(
             account, below(_BUFFER, tensors), below(_PART, tensors), part, scale, begun=begun, loop=loop
         )
@@ -96,52 +94,21 @@ class WorkerState(ControlMessage):
 
     def facts(self) -> dict[str, Any]:
         """Return all that is not a tensor, JSON-able, as a checkpoint holds it."""
-        told = {"account": asdict(self.account), "part": self.part_facts, "loss_scale": self.loss_scale}
-        told |= {"begun": self.begun} if self.begun else {}
-        return told | ({"loop": self.loop} if self.loop else {})
+        stated = {"account": asdict(self.account), "part": self.part_facts, "loss_scale": self.loss_scale}
+        stated |= {"begun": self.begun} if self.begun else {}
+        return stated | ({"loop": self.loop} if self.loop else {})
 
-    def give_back(self, replica: Replica) -> None:
+    def return_batches(self, replica: Replica) -> None:
         """Put the state into a replica that has not started yet."""
         with restoring("the saved state of this worker"):
             for name, value in replica.buffers.items():
                 if name in self.buffers:
                     value.copy_(self.buffers[name])
             replica.part.staleness.update({int(key): count for key, count in self.account.staleness.items()})
-            _check_models(self.part, replica.flat.vector)
             if self.part_facts or self.part:
                 replica.part.load_state((self.part, self.part_facts))
 
 
-def _check_models(tensors: Mapping[str, Tensor], vector: Tensor) -> None:
-    """Raise `RequestError` if a tensor that stands for the model's parameters has another shape than they have.
-
-    Args:
-        tensors: tensors of a worker's part.
-        vector: the parameters, `(size,)`.
-    """
-    for name, value in tensors.items():
-        if _MODEL.fullmatch(name) and value.shape != vector.shape:
-            raise RequestError(
-                f"the saved state of this worker does not fit this run ({name} has the shape {tuple(value.shape)}, and "
-                f"the parameters have {tuple(vector.shape)}): take another"
-            )
-
-
-_MODEL = re.compile(
-    r"(outer\.)?(vector|beginning|global|parameters|numerator|model|update|buffer)|arrived\.\d+|copies\.(own|common|\d+)"
-)
-_OF_PARTS: dict[str, Any] = {
-    "apart": bool,
-    "mass": float,
-    "pushed": int,
-    "rate": float,
-    "shares": float,
-    "steps": int,
-    "summed": int,
-    "updated": int,
-    "weight": float,
-    "worker": int,
-}
 _OF_SERVERS: dict[str, Any] = {
     "clock": int,
     "clocks": tuple[int, ...],
@@ -153,7 +120,7 @@ _OF_SERVERS: dict[str, Any] = {
     "version": int,
 }
 """Types of facts that are used only after a run has begun, by name: what has another type would end the run then."""
-_NESTED = ("gate", "part", "post")
+_NESTED = ("gate", "post")
 _PER_PUSHER = ("clocks", "credits", "steps")
 _NEVER_NEGATIVE = ("dropped", "left_out", "staleness", "steps", "version")
 

@@ -3,7 +3,7 @@
 It receives events, states and final reports; it sends losses, replacements and permissions to leave. Its other work
 for the run (tests, checkpoints, metrics) is in its `Duties`. `WorkerStates` holds the workers' latest
 states, and announces failed workers and replacements. `ServerReports` requests the states of shards and the
-final reports from servers. `Neighbours` lists the workers in lockstep with each other where groups regroup apart,
+final reports from servers. `Neighbors` lists the workers in lockstep with each other where groups regroup apart,
 which a waiting coordinator must notify of a failure. `EventEmitter` emits the coordinator's own events.
 `Introductions` is the list of workers of a new coordinator, from their own messages:
 
@@ -34,11 +34,12 @@ from torch import Tensor
 from polyrhythm.communication.control_message import ControlMessage, MembershipView, StepBroken
 from polyrhythm.communication.message import Kind, MalformedMessage, Message, unpack_json
 from polyrhythm.data.dealing import Begun
-from polyrhythm.errors import PeerLost
+from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.events import (
     Event,
     ServerJoined,
     ServerLost,
+    StateDiffers,
     Straggler,
     WorkerJoined,
     WorkerLost,
@@ -56,12 +57,15 @@ from polyrhythm.roles.control_messages import (
     ServerReady,
     ShardState,
     ShardStateRequest,
+    StateDigests,
+    StatesGathered,
     StepsCounted,
     TakenBatches,
     Welcome,
 )
 from polyrhythm.roles.control_plane import Boundary, ControlPlane, Entry, EvaluatesPart
 from polyrhythm.roles.deal import Deal
+from polyrhythm.roles.digests import DigestComparison
 from polyrhythm.roles.ledger import Attendance, Ledger, ServerAttendance, ServerLosses
 from polyrhythm.roles.member import load_untrained, share_untrained
 from polyrhythm.roles.regroup import GroupRegroup, Regroup, RegroupCoordinator
@@ -107,7 +111,7 @@ class Duties:
         """Seconds that the coordinator spent outside of training."""
         return 0.0
 
-    def say(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Emit an event of the coordinator's own, with no time set: a loss, or a replacement."""
         raise NotImplementedError
 
@@ -127,6 +131,13 @@ class Duties:
     def after_step(self) -> None:
         """Handle the end of a step; must not wait."""
 
+    def state_due(self, done: int, epochs: int) -> bool:
+        """Return whether a checkpoint is due; see `ControlPlane.state_due`."""
+        return False
+
+    def state_received(self, state: WorkerState) -> None:
+        """Record that a worker has sent its state."""
+
     def boundary(
         self,
         why: Boundary,
@@ -141,7 +152,7 @@ class Duties:
         """Release the servers and then the workers, once all workers have handed in their last states."""
         raise NotImplementedError
 
-    def holds_back(self, rank: int, generation: int) -> bool:
+    def defers(self, rank: int, generation: int) -> bool:
         """Whether the duties keep a replacement waiting that asks to take part; see `Leader.admit`."""
         return False
 
@@ -174,6 +185,7 @@ class Leader(ControlPlane):
         servers: reports and states of the servers.
         views: maker of the workers' views.
         introductions: introductions of the ranks to a new coordinator.
+        differences: number of comparisons in which members had different parameters or optimizer states.
     """
 
     def __init__(
@@ -194,17 +206,21 @@ class Leader(ControlPlane):
         self._dry = duties.dry
         self._control = world.control()
         self.attendance = ledger.attendance
-        self.workers = WorkerStates(world.roles.workers, ledger.attendance, duties.say)
-        self.servers = ServerReports(world, faults, ledger.servers, duties.say, self.read_until)
+        self.workers = WorkerStates(world.roles.workers, ledger.attendance, duties.emit)
+        self.servers = ServerReports(world, faults, ledger.servers, duties.emit, self.read_until)
         self.views = RegroupCoordinator(world, strategy, self)
         self.introductions = Introductions()
+        self._comparison = DigestComparison()
+        self.differences = 0
+        self._gathered: dict[int, int] = {}
+        """Steps of each worker when its messages were last gathered."""
         self._behind: set[int] = set()
         self._regroups = faults.regroups
         self._regroup: Regroup | None = None
         self._group: GroupRegroup | None = None
-        self._neighbours = Neighbours(traits, faults)
+        self._neighbors = Neighbors(traits, faults)
         self._meets = traits.lockstep
-        self._reads_each_step = faults.goes_on and not duties.dry
+        self._reads_each_step = faults.continues and not duties.dry
         self._leaves_behind = faults.rejoin is Rejoin.BEHIND
         # Neighbors of worker 0 take steps by themselves, and then wait for it; so does a newcomer.
         self._group_in_rounds = faults.regroups_apart and traits.exchange_every != 1
@@ -232,9 +248,9 @@ class Leader(ControlPlane):
     def await_leader(self, loss: PeerLost) -> bool:
         return False
 
-    def call_due(self, number: int, step: int, *, wait: bool) -> bool:
-        """Whether a worker is admitted before this step, or before the next."""
-        return self.views.call_due(number, step, wait=wait)
+    def call_due(self, number: int, step: int, *, wait: bool, repairs: bool = True) -> bool:
+        """Whether a worker is admitted, or receives another's state, before this step or before the next."""
+        return self.views.call_due(number, step, wait=wait, repairs=repairs)
 
     def next_view(self, word: StepBroken) -> MembershipView:
         self._duties.regrouping(word.number)
@@ -261,7 +277,7 @@ class Leader(ControlPlane):
             if self._world.rejoins and not self._world.roles.servers:
                 # It has drawn batches that its predecessor had not done, unless it counts its steps otherwise.
                 losses = self.attendance.losses(LEADER)
-                self._give_back(LEADER, self.attendance.last_step(LEADER), losses)
+                self._return_batches(LEADER, self.attendance.last_step(LEADER), losses)
 
     def after_step(self) -> None:
         """Admit replacements, which wait for an answer."""
@@ -269,9 +285,15 @@ class Leader(ControlPlane):
         if self._reads_each_step:
             self.read()
 
-    def report(self, fact: Event | TakenBatches) -> None:
+    def state_due(self, done: int, epochs: int = 0) -> bool:
+        return self._duties.state_due(done, epochs)
+
+    def report(self, fact: Event | TakenBatches | StateDigests, *, before_state: bool = False) -> None:
         if isinstance(fact, TakenBatches):
             self._duties.took(LEADER, fact)
+            return
+        if isinstance(fact, StateDigests):
+            self._compare(fact)
             return
         self._pass_on(fact, self._duties.paused_s)
         self.read()
@@ -283,6 +305,8 @@ class Leader(ControlPlane):
         epochs: int = 0,
         presented: Tensor | None = None,
         test: EvaluatesPart | None = None,
+        *,
+        together: bool = False,
     ) -> None:
         self.workers.take(record)
         self._duties.boundary(why, record, epochs, presented, test)
@@ -294,7 +318,7 @@ class Leader(ControlPlane):
         self.workers.take(record)
         self.wait_for_work_done()
         while any(losses > self._counted[worker] for worker, losses in self._struck_off.items()):
-            self._hear_or_regroup()
+            self._receive_or_regroup()
             self.wait_for_work_done()
         return not self.deal.undealt
 
@@ -311,6 +335,11 @@ class Leader(ControlPlane):
         return found
 
     @property
+    def difference_figures(self) -> dict[str, int]:
+        """Number of differences as a figure of the run's result, if there were any."""
+        return {"states_differed": self.differences} if self.differences else {}
+
+    @property
     def deal(self) -> Deal | None:
         """Source of the workers' batches; None where they have fixed shares."""
         return self._duties.deal
@@ -320,18 +349,18 @@ class Leader(ControlPlane):
             for worker in range(len(self._world.roles.workers)):
                 losses = self.attendance.losses(worker)
                 if worker not in self.attendance.present:
-                    self._give_back(worker, self.attendance.last_step(worker), losses)
+                    self._return_batches(worker, self.attendance.last_step(worker), losses)
                 elif self._world.rejoins and worker != LEADER:
                     deal.inherit(worker, losses)
             deal.open()
 
-    def _give_back(self, worker: int, step: int, losses: int, *, said: bool = True) -> None:
+    def _return_batches(self, worker: int, step: int, losses: int, *, reported: bool = True) -> None:
         if self.deal is not None:
-            self.deal.lose(worker, step, losses, said=said)
+            self.deal.lose(worker, step, losses, reported=reported)
 
     # Requests of the duties to the coordinator.
 
-    def hand_out(
+    def send_states(
         self, workers: dict[int, WorkerState], servers: list[State], behind: Collection[int] = ()
     ) -> None:
         """Send every other rank the state that it resumes from.
@@ -366,12 +395,12 @@ class Leader(ControlPlane):
         """Wait until all workers have introduced themselves to this new leader, and sent their latest state again."""
         self.read_until(lambda: self.introductions.complete(self.attendance.present, self.workers.states))
 
-    def let_leave(self) -> None:
+    def dismiss(self) -> None:
         """Permit workers to leave that have sent their final state; until now they kept it for a new coordinator."""
-        if self._world.goes_on_without(LEADER, self._faults):
+        if self._world.continues_without(LEADER, self._faults):
             for worker in self.workers.states:
                 if worker != LEADER:
-                    self.tell_worker(worker, MayLeave())
+                    self.send_to_worker(worker, MayLeave())
 
     def wait_for_step(self, step: int) -> None:
         """Wait until every worker has sent its state of this step, or has stopped before it.
@@ -392,7 +421,7 @@ class Leader(ControlPlane):
         """
         self._wait_for_all(lambda account: account.stopped or account.final or account.step >= steps)
 
-    def tell_worker(self, worker: int, message: ControlMessage) -> None:
+    def send_to_worker(self, worker: int, message: ControlMessage) -> None:
         """Send a worker a message, unless it has failed."""
         self._send_if_there(self._world.roles.workers[worker], message.message())
 
@@ -400,13 +429,13 @@ class Leader(ControlPlane):
 
     def read(self) -> None:
         """Handle the messages that have arrived, without waiting."""
-        while self._hear(self._control.poll):
+        while self._receive(self._control.poll):
             pass
 
     def read_until(self, enough: Callable[[], bool]) -> None:
         """Handle messages as they arrive, until `enough` returns true."""
         while not enough():
-            self._hear(self._control.receive)
+            self._receive(self._control.receive)
 
     def is_final(self, worker: int) -> bool:
         """Whether a worker has sent its final state."""
@@ -419,36 +448,36 @@ class Leader(ControlPlane):
             self._may_wait(worker) or (worker in states and done(states[worker].account))
             for worker in self.attendance.present
         ):
-            self._hear_or_regroup()
+            self._receive_or_regroup()
 
     def _wait_for_all_final(self) -> None:
         final, present = self.workers.final, self.attendance.present
         # Thousands hand in their last states one by one: all are checked only once their number is right.
         while len(final) < len(present) or not present <= final:
-            self._hear_or_regroup()
+            self._receive_or_regroup()
 
-    def _hear_or_regroup(self) -> None:
+    def _receive_or_regroup(self) -> None:
         if self._regroup is not None and self.views.pending.due:
             self._regroup.reform()
         elif self._group is not None and (self._meets or self._group_in_rounds) and self._group.due:
             self._group.reform()
         else:
-            self._hear(self._control.receive)
+            self._receive(self._control.receive)
 
     def _may_wait(self, worker: int) -> bool:
         """Whether a worker may be waiting for the coordinator's next step, so that waiting for it would deadlock."""
         if worker not in self._behind and worker not in self._unheard:
             return False
-        return self._leaves_behind or self._neighbours.beside_leader(worker)
+        return self._leaves_behind or self._neighbors.beside_leader(worker)
 
-    def _hear(self, get: Callable[[], tuple[int, Message] | None]) -> bool:
+    def _receive(self, get: Callable[[], tuple[int, Message] | None]) -> bool:
         """Handle one message or one loss; return whether there was either."""
         try:
             found = get()
         except PeerLost as loss:
             server = loss.rank in self._world.roles.servers
             through = self.servers.reports if server else map(self._rank, self.workers.final)
-            if loss.rank not in through and not self._world.goes_on_without(loss.rank, self._faults):
+            if loss.rank not in through and not self._world.continues_without(loss.rank, self._faults):
                 raise
             if server:
                 self.servers.lose(loss.rank)
@@ -468,9 +497,9 @@ class Leader(ControlPlane):
         if kind is Kind.EVENT:
             self._pass_on(EventReport.from_message(message).event)
         elif kind is Kind.RECORD:
-            self._hand_in(WorkerState.from_message(message))
+            self._receive_state(WorkerState.from_message(message))
         elif kind is Kind.ACCOUNT:
-            self._hand_in(WorkerState(Account.from_message(message), {}, {}, {}))
+            self._receive_state(WorkerState(Account.from_message(message), {}, {}, {}))
         elif kind is Kind.REPORT or kind is Kind.STATE:
             self.servers.on_message(source, message)
         elif kind is Kind.READY:
@@ -488,10 +517,64 @@ class Leader(ControlPlane):
             if counted.losses > self._counted[worker]:
                 self._counts.setdefault((worker, counted.losses), {})[source] = counted.steps
                 self._settle_counts()
+        elif kind is Kind.DIGEST:
+            self._compare(StateDigests.from_message(message))
+        elif kind is Kind.GATHERED:
+            self._take_gathered(StatesGathered.from_message(message))
         elif kind is Kind.TAKEN:
             self._duties.took(self._worker(source), TakenBatches.from_message(message))
         else:
             raise MalformedMessage(f"rank {source} sent the leader a {kind.name} message")
+
+    def _take_gathered(self, gathered: StatesGathered) -> None:
+        """Handle the messages of several workers, but none a second time, and none of failed processes.
+
+        In the last epoch a worker's last state may be there first.
+        """
+        attendance = self.attendance
+        for worker, generation, step, messages in gathered.messages():
+            known = worker in attendance.present and attendance.losses(worker) == generation
+            if known and step > self._gathered.get(worker, -1):
+                self._gathered[worker] = step
+                for message in messages:
+                    if message.kind is Kind.EVENT or not self.is_final(worker):
+                        self._take(self._rank(worker), message)
+
+    def _compare(self, digests: StateDigests) -> None:
+        """Record digests; if the members differ, have the next view repair that.
+
+        Raises:
+            RunError: nothing shows which member is right, and no state is known that was.
+        """
+        pending, regroup = self.views.pending, self._regroup
+        verdict = self._comparison.add(digests, pending.view.number, pending.view.workers)
+        if verdict is None or regroup is None or pending.repairs:
+            return
+        if not verdict.differing:
+            regroup.state_agrees(verdict.step)
+            return
+        self.differences += 1
+        returned_to = None
+        pending.repairs.update(verdict.differing)
+        if not verdict.majority:
+            returned_to = regroup.return_to_agreed()
+            pending.repairs.discard(LEADER)
+            if returned_to is None:
+                raise RunError(
+                    f"workers {' and '.join(map(str, verdict.differing))} differ after step {verdict.step}, and "
+                    "neither a majority nor a state that agreed shows which is right: memory of a host is damaged. "
+                    "Replace a host and resume, or compare nothing (digest_every 0)"
+                )
+        self._duties.emit(
+            StateDiffers(
+                time_s=0,
+                text=StateDiffers.sentence(verdict.differing, verdict.since, verdict.step, returned_to),
+                workers=list(verdict.differing),
+                after_step=verdict.since,
+                step=verdict.step,
+                returned_to=returned_to,
+            )
+        )
 
     def _rank(self, worker: int) -> int:
         return self._world.roles.workers[worker]
@@ -499,9 +582,10 @@ class Leader(ControlPlane):
     def _worker(self, rank: int) -> int:
         return self._world.roles.workers.index(rank)
 
-    def _hand_in(self, state: WorkerState) -> None:
+    def _receive_state(self, state: WorkerState) -> None:
         account = state.account
         self.workers.take(state)
+        self._duties.state_received(state)
         if self._dry:
             self.workers.see(account.worker, 0)
         elif self._regroups and account.stopped and account.final:
@@ -531,8 +615,8 @@ class Leader(ControlPlane):
             self._lose(worker)
             if self.deal is not None and (self._counting_servers or self._has_leaves):
                 self._struck_off[worker] = self.attendance.losses(worker)
-            self._behind.update(self._neighbours.held_up_by(worker))  # they cannot finish a step without it
-            if self._group is not None and self._neighbours.beside_leader(worker):
+            self._behind.update(self._neighbors.held_up_by(worker))  # they cannot finish a step without it
+            if self._group is not None and self._neighbors.beside_leader(worker):
                 self._group.lose(worker, self.attendance.losses(worker))
 
     @property
@@ -549,15 +633,17 @@ class Leader(ControlPlane):
             if self._counting_servers <= steps.keys():
                 del self._counts[worker, losses]
                 self._counted[worker] = max(self._counted[worker], losses)
-                self._give_back(worker, min(steps.values()), losses)
+                self._return_batches(worker, min(steps.values()), losses)
 
     def _lose(self, worker: int) -> None:
         """Remove a failed worker; without servers, its own latest report determines which of its steps count."""
         attendance = self.attendance
-        said = attendance.has_spoken(worker)
+        reported = attendance.has_spoken(worker)
         self.workers.lose(worker)
         if not self._world.roles.servers:
-            self._give_back(worker, attendance.last_step(worker), attendance.losses(worker), said=said)
+            self._return_batches(
+                worker, attendance.last_step(worker), attendance.losses(worker), reported=reported
+            )
 
     def _see(self, worker: int, generation: int) -> None:
         """Enter a present worker; its predecessors must have failed."""
@@ -566,7 +652,7 @@ class Leader(ControlPlane):
         self.workers.see(worker, generation)
 
     def _ask_to_enter(self, rank: int, generation: int) -> None:
-        if self._duties.holds_back(rank, generation):
+        if self._duties.defers(rank, generation):
             return
         if self.introductions.on_newcomer(self._worker(rank), rank, generation):
             self.admit(rank, generation)
@@ -577,7 +663,7 @@ class Leader(ControlPlane):
         self._unheard.discard(worker)
         self._see(worker, message.generation)
         if message.generation or message.behind:
-            self._behind.update({worker, *self._neighbours.held_up_by(worker)})
+            self._behind.update({worker, *self._neighbors.held_up_by(worker)})
         self.introductions.on_message(worker, message)
 
     def _take_over(self) -> None:
@@ -588,7 +674,7 @@ class Leader(ControlPlane):
         self._unheard = self.attendance.present - {LEADER} if rarely else set()
         for worker in range(len(self._world.roles.workers)):
             if self.attendance.losses(worker):
-                self._behind.update(self._neighbours.held_up_by(worker))
+                self._behind.update(self._neighbors.held_up_by(worker))
         word = EnterLeader(generation).message()
         for rank in range(self._world.network.size):
             if rank != LEADER:  # in the background, so that a hanging rank does not delay the others
@@ -599,7 +685,7 @@ class Leader(ControlPlane):
         if self.replica is None or not self.replica.untrained:
             return
         known, present = self.introductions, self.attendance.present
-        known.hold_back()
+        known.defer()
         self.read_until(lambda: known.untrained is not None or known.none_left(present))
         if known.untrained is not None:
             load_untrained(self.replica, known.untrained)
@@ -614,7 +700,7 @@ class Leader(ControlPlane):
         try:
             self._control.send(rank, message.message())
         except PeerLost:
-            if not self._world.goes_on_without(rank, self._faults):
+            if not self._world.continues_without(rank, self._faults):
                 raise
 
 
@@ -624,7 +710,7 @@ class WorkerStates:
     Args:
         ranks: ranks of the workers, by their indices.
         attendance: attendance of the workers.
-        say: receiver of the coordinator's own events; it sets their times.
+        emit: receiver of the coordinator's own events; it sets their times.
 
     Attributes:
         states: latest state of every present worker.
@@ -632,13 +718,13 @@ class WorkerStates:
         stragglers: detector of stragglers among the workers.
     """
 
-    def __init__(self, ranks: tuple[int, ...], attendance: Attendance, say: Callable[[Event], None]) -> None:
+    def __init__(self, ranks: tuple[int, ...], attendance: Attendance, emit: Callable[[Event], None]) -> None:
         self.states: dict[int, WorkerState] = {}
         self.final: set[int] = set()
         self.stragglers = Stragglers()
         self._ranks = ranks
         self._attendance = attendance
-        self._say = say
+        self._emit = emit
 
     @property
     def in_order(self) -> list[WorkerState]:
@@ -664,7 +750,7 @@ class WorkerStates:
         """Remove a failed worker, and announce it."""
         self.forget(worker)
         step = self._attendance.lose(worker)
-        self._say(WorkerLost(time_s=0, worker=worker, rank=self._ranks[worker], step=step))
+        self._emit(WorkerLost(time_s=0, worker=worker, rank=self._ranks[worker], step=step))
 
     def see(self, worker: int, generation: int) -> None:
         """Enter a present worker, and announce it, unless it is known. Its predecessors must have failed.
@@ -678,7 +764,7 @@ class WorkerStates:
         if worker not in self._attendance.present:
             self._attendance.join(worker)
             self.stragglers.forget(worker)
-            self._say(WorkerJoined(time_s=0, worker=worker, rank=self._ranks[worker]))
+            self._emit(WorkerJoined(time_s=0, worker=worker, rank=self._ranks[worker]))
 
 
 class ServerReports:
@@ -688,7 +774,7 @@ class ServerReports:
         world: context of this rank.
         faults: fault policy: the shards of each server, and the failures that the run survives.
         losses: losses of servers so far.
-        say: emitter of the coordinator's events, which sets their time.
+        emit: emitter of the coordinator's events, which sets their time.
         read_until: function that handles messages until a condition holds.
 
     Attributes:
@@ -701,15 +787,15 @@ class ServerReports:
         world: World,
         faults: FaultPolicy,
         losses: ServerLosses,
-        say: Callable[[Event], None],
+        emit: Callable[[Event], None],
         read_until: Callable[[Callable[[], bool]], None],
     ) -> None:
         self.attendance = ServerAttendance(world.roles.servers, faults, losses)
         self.reports: dict[int, dict[str, Any]] = {}
         self._world = world
-        self._say = say
+        self._emit = emit
         self._read_until = read_until
-        self._states: dict[int, State] | None = None
+        self._requests: dict[int, deque[dict[int, State]]] = {}
 
     def wait(self) -> None:
         """Wait for the final report of every server, sent once it has been released."""
@@ -717,22 +803,32 @@ class ServerReports:
 
     def ask(self) -> list[State]:
         """Return the state of every shard, requested from the servers that hold it now."""
-        shards = range(len(self._world.roles.servers))
-        found = self._states = {}
-        for shard in shards:
+        found = self.request()
+        self._read_until(lambda: self.all_of(found) is not None)
+        return [found[shard] for shard in sorted(found)]
+
+    def request(self) -> dict[int, State]:
+        """Request the state of every shard; return the states, by shard, which is filled as they arrive."""
+        found: dict[int, State] = {}
+        for shard in range(len(self._world.roles.servers)):
+            self._requests.setdefault(shard, deque()).append(found)
             self._ask_for(shard)
-        self._read_until(lambda: len(found) == len(shards))
-        self._states = None
-        return [found[shard] for shard in shards]
+        return found
+
+    def all_of(self, found: dict[int, State]) -> list[State] | None:
+        """Return the states of a request, in the order of their shards; None while one is missing."""
+        whole = len(found) == len(self._world.roles.servers)
+        return [found[shard] for shard in sorted(found)] if whole else None
 
     def on_message(self, source: int, message: Message) -> None:
         """Record a server's final report, or a shard's state if one was requested."""
         assert message.tensor is not None, "both carry a payload"
         if message.kind is Kind.REPORT:
             self.reports[source] = unpack_json(message.tensor)
-        elif self._states is not None:
-            state = ShardState.from_message(message)
-            self._states[state.shard] = state.tensors, state.facts
+            return
+        state = ShardState.from_message(message)
+        if requests := self._requests.get(state.shard):
+            requests.popleft()[state.shard] = state.tensors, state.facts
 
     def lose(self, rank: int) -> None:
         """Note that a server has failed, unless it had sent its final report; request its missing shards from others.
@@ -743,21 +839,20 @@ class ServerReports:
         if rank in self.reports or not self.attendance.lose(rank):
             return
         name = self.attendance.name(rank)
-        self._say(
+        self._emit(
             ServerLost(
                 time_s=0, text=f"{name} is lost; another server with its shard continues with it", rank=rank
             )
         )
-        if self._states is not None:
-            for shard in self.attendance.shards_of(rank):
-                if shard not in self._states:
-                    self._ask_for(shard)
+        for shard in self.attendance.shards_of(rank):
+            for _ in self._requests.get(shard, ()):
+                self._ask_for(shard)
 
     def enter(self, rank: int) -> None:
         """Note that a replacement of a failed server has all of its shards."""
         self.attendance.losses.join(rank)
         text = f"{self.attendance.name(rank)} is there again, and has its shards from its neighbors"
-        self._say(ServerJoined(time_s=0, text=text, rank=rank))
+        self._emit(ServerJoined(time_s=0, text=text, rank=rank))
 
     def _ask_for(self, shard: int) -> None:
         with suppress(PeerLost):  # the other communicator reports it, and other servers are asked
@@ -795,7 +890,7 @@ class Introductions:
         if self._asking is not None:
             self._asking.pop(worker, None)
 
-    def hold_back(self) -> None:
+    def defer(self) -> None:
         """Make newcomers wait from now on."""
         self._asking = {}
 
@@ -808,24 +903,26 @@ class Introductions:
         """Whether all other present workers are newcomers."""
         return set(present) <= {LEADER} | self._newcomers
 
-    def complete(self, present: Collection[int], handed_in: Collection[int]) -> bool:
+    def complete(self, present: Collection[int], state_received: Collection[int]) -> bool:
         """Whether all present workers have introduced themselves, and their states have arrived.
 
         Args:
             present: present workers.
-            handed_in: workers that have sent their states.
+            state_received: workers that have sent their states.
         """
         return all(
-            worker in self._newcomers or not self._follows.get(worker, True) or self._has(worker, handed_in)
+            worker in self._newcomers
+            or not self._follows.get(worker, True)
+            or self._has(worker, state_received)
             for worker in present
             if worker != LEADER
         )
 
-    def _has(self, worker: int, handed_in: Collection[int]) -> bool:
-        return worker in self._follows and worker in handed_in
+    def _has(self, worker: int, state_received: Collection[int]) -> bool:
+        return worker in self._follows and worker in state_received
 
 
-class Neighbours:
+class Neighbors:
     """Groups of a run.
 
     Args:
@@ -887,7 +984,7 @@ class EventEmitter:
         """Set the time of this rank's clock at which training started."""
         self._started_at = began_at_s
 
-    def say(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Emit an event of the coordinator's own, with its time set."""
         self._world.emit(replace(event, time_s=self.elapsed_s))
 
@@ -917,7 +1014,7 @@ class Stragglers:
         self._stretches: dict[int, deque[_Stretch]] = {}
         self._step_s: dict[int, float] = {}
         self._named: set[int] = set()
-        self._said: dict[int, float] = {}
+        self._reported: dict[int, float] = {}
         self._usual_s = 0.0
         self._since_usual = 0
 
@@ -947,7 +1044,7 @@ class Stragglers:
 
     def forget(self, worker: int) -> None:
         """Drop the times of a worker that has left or failed; its replacement starts without any."""
-        for known in (self._reported_s, self._stretches, self._step_s, self._said):
+        for known in (self._reported_s, self._stretches, self._step_s, self._reported):
             known.pop(worker, None)
         self._named.discard(worker)
 
@@ -957,9 +1054,9 @@ class Stragglers:
             return None
         worker, slowdown = event.worker, self._step_s[event.worker] / usual_s
         excess = max(EXCESS, SPREAD / sqrt(steps))
-        if worker not in self._named and slowdown > max(1 + excess, _WORSE * self._said.get(worker, 0.0)):
+        if worker not in self._named and slowdown > max(1 + excess, _WORSE * self._reported.get(worker, 0.0)):
             self._named.add(worker)
-            self._said[worker] = slowdown
+            self._reported[worker] = slowdown
             step_s = self._step_s[worker]
             text = (
                 f"worker {worker} is a straggler: its own part of a step takes {step_s:.3g} s, {slowdown:.1f} times "

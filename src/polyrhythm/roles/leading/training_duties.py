@@ -9,14 +9,15 @@ where each has its own model       the models handed in at the end of an epoch (
 Batch-norm statistics, accounts and states are handed in again by the workers, the average of the weights is in the
 archive, the parameters are on the servers, and the ledger lists what has been announced: nothing is announced twice.
 
-`CheckpointCollector` collects a checkpoint of all ranks, and tests the model. The result of a test is stored in the
-checkpoint that is saved after it, by which the best one is known. The tested and saved model is not
+`CheckpointCollector` collects a checkpoint of all ranks, and tests the model, in place or while steps continue. By the
+result of a test the best checkpoint is known. The tested and saved model is not
 always the trained one: `Presentation` puts averaged weights and the mean batch-norm statistics of all
 workers in its place.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -41,25 +42,34 @@ from polyrhythm.evaluation.predictions import (
     pictures_json,
     predictions_csv,
 )
-from polyrhythm.events import Evaluated, Event, ImagesLeftOut, Notice, RunEnded, RunStarted
+from polyrhythm.events import CheckpointSaved, Evaluated, Event, ImagesLeftOut, Notice, RunEnded, RunStarted
 from polyrhythm.models.weights import save_weights
 from polyrhythm.roles import result
 from polyrhythm.roles.checkpointing.archive import Archive, Archivist, Snapshot, counted_steps
-from polyrhythm.roles.checkpointing.handing_over import handed_over
+from polyrhythm.roles.checkpointing.handing_over import adopted
+from polyrhythm.roles.checkpointing.mirror import Mirror
+from polyrhythm.roles.checkpointing.model_snapshot import ModelSnapshot
 from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, recording_of
 from polyrhythm.roles.checkpointing.worker_state import WorkerState, mean_buffers
 from polyrhythm.roles.control_plane import Boundary, EvaluatesPart
 from polyrhythm.roles.deal import MOST_STEPS, Deal, deal_communicator
 from polyrhythm.roles.job import Job, tested_at_once
+from polyrhythm.roles.leading.evaluator import Evaluator, ModelTest
 from polyrhythm.roles.leading.leader import Duties, EventEmitter, Leader
+from polyrhythm.roles.leading.state_collector import StateCollector
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import RecutsServers, Remarks
-from polyrhythm.strategies.worker_part import WorkerCalls
+from polyrhythm.strategies.worker_part import WorkerPart
 from polyrhythm.training.checkpoint import restoring
 from polyrhythm.training.memory import return_freed
 from polyrhythm.training.weight_averaging import WeightAverage
+
+_Tested = dict[str, Any]
+"""JSON-able result of a test, `Evaluation.to_json`, with `files`: names of images that could not be read."""
+_MOST_TESTS = 1000
+"""Newest results that a checkpoint holds: more than ranks have until they find their launcher dead, within seconds."""
 
 
 class TrainingDuties(Duties):
@@ -84,14 +94,20 @@ class TrainingDuties(Duties):
         self._emitter = EventEmitter(world, ledger)
         if job.draws and not (job.checkpointing.resume and world.ledger is None):
             self._deal_from(ledger.deal, ledger.drawn)
+        self._reported_end = False
         self._too_few: int | None = None
         """Number of remaining workers when there were too few."""
         self._images_before: int | None = None
         """Images that counted as done in the checkpoint from which this run resumes."""
+        self._resumed_step: int | None = None
         self._ended_epochs = 0
         """Number of epochs that this coordinator has ended."""
         self._untested: Snapshot | None = None
         """Checkpoint from which this run resumes, where its run was killed before its model was tested."""
+        self._untested_before: list[ModelSnapshot] = []
+        """Models of earlier steps that the run from which this one resumes had not tested."""
+        self._unlogged: list[Evaluated] = []
+        """Results that the run from which this one resumes had not logged."""
 
     def attach(self, leader: Leader) -> None:
         super().attach(leader)
@@ -100,7 +116,7 @@ class TrainingDuties(Duties):
             self.job, self._world, self._replica, leader, self._emitter, self._ledger
         )
         if self._world.ledger is not None:
-            self._go_on(self._ledger.begun)
+            self._continue(self._ledger.begun)
 
     @property
     def begun(self) -> Begun:
@@ -114,12 +130,14 @@ class TrainingDuties(Duties):
     def paused_s(self) -> float:
         return self._emitter.paused_s
 
-    def say(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Emit a loss or a replacement; stop the run where too few workers remain."""
-        self._emitter.say(event)
-        attendance, losses = self.leader.attendance, self.job.fault_tolerance
+        self._emitter.emit(event)
+        attendance, tolerance = self.leader.attendance, self.job.fault_tolerance
         left = len(attendance.present)
-        if left < losses.min_workers and attendance.lost > losses.restarts:
+        absent = {*range(self.job.workers)} - attendance.present
+        returning = sum(attendance.losses(worker) <= tolerance.restarts for worker in absent)
+        if left + returning < tolerance.min_workers:
             self._too_few = left if self._too_few is None else min(left, self._too_few)
             self._world.stop.request()
 
@@ -133,10 +151,14 @@ class TrainingDuties(Duties):
         snapshot = self._collector.load()
         same = snapshot.was is None
         if not same:
-            snapshot, remark = handed_over(snapshot, self.job, self._replica.plan)
+            snapshot, remark = adopted(snapshot, self.job, self._replica.plan)
             self._collector.remarks.append(remark)
-        self._go_on(snapshot.begun)
-        if same and self._lacks_test(snapshot):
+        self._continue(snapshot.begun)
+        logged = self.job.checkpointing.tested
+        if logged is not None:
+            self._unlogged = [test for test in snapshot.tests if test.epoch > logged]
+        tested = max([logged or 0, *(test.epoch for test in self._unlogged)])
+        if same and self._lacks_test(snapshot, tested):
             self._untested = snapshot
         if self.job.draws:
             self._deal_from(snapshot.deal, begun_in=snapshot.epoch)
@@ -147,6 +169,9 @@ class TrainingDuties(Duties):
                 "the model that the run was begun with, or start a new run"
             )
         self._replica.flat.vector.copy_(snapshot.parameters)
+        self._untested_before = [model for model in snapshot.untested if model.epoch > tested]
+        for model in self._untested_before:
+            model.check_fits(own_size, self._replica.buffers)
         replicated = self._replica.part.replicated
         behind = snapshot.behind(self.job.workers)
         others = {
@@ -154,11 +179,11 @@ class TrainingDuties(Duties):
             for worker in range(1, self.job.workers)
         }
         own = snapshot.worker(0, replicated)
-        self._images_before = self._images_done(snapshot)
+        self._images_before, self._resumed_step = self._images_done(snapshot), snapshot.step
         servers, strategy = snapshot.servers, self.job.strategy
         if isinstance(strategy, RecutsServers):
             servers = strategy.recut(servers, self._replica.plan)
-        self.leader.hand_out(others, servers, behind)
+        self.leader.send_states(others, servers, behind)
         self._emitter.earlier_s = snapshot.seconds
         return own
 
@@ -196,40 +221,57 @@ class TrainingDuties(Duties):
             self.job.checkpointing.claim.remove(folder / ARRIVALS_FILE)
         self._emitter.begin()
         opening = self._figures.opening(epoch, self._emitter.earlier_s)
-        opening = replace(opening, images_before=self._images_before)
-        self._emitter.say(opening if self.deal is None else replace(opening, deal=self.deal.opening))
+        opening = replace(opening, images_before=self._images_before, resumed_step=self._resumed_step)
+        self._emitter.emit(opening if self.deal is None else replace(opening, deal=self.deal.opening))
         strategy, dataset = self.job.strategy, self.job.dataset
         of_strategy = strategy.remark(self.job.workers) if isinstance(strategy, Remarks) else ""
         outlook = self._replica.part.outlook
         of_stages = "" if outlook is None else outlook.text
         if dataset.skipped:
             files = list(map(printable, dataset.skipped))
-            self._emitter.say(ImagesLeftOut(time_s=0, text=dataset.remark, files=files))
+            self._emitter.emit(ImagesLeftOut(time_s=0, text=dataset.remark, files=files))
         of_data = "" if dataset.skipped else dataset.remark
-        for remark in (of_strategy, of_stages, of_data, *self._collector.remarks):
+        for remark in (of_strategy, of_stages, of_data, self.job.evaluation.remark, *self._collector.remarks):
             if remark:
-                self._emitter.say(Notice(time_s=0, text=remark))
+                self._emitter.emit(Notice(time_s=0, text=remark))
+        self._collector.announce_again(self._unlogged)
+        before, self._untested_before = self._untested_before, []
+        for model in before:
+            self._collector.evaluate_model(model)
+            self._stop_where_reached()
         if (untested := self._untested) is not None:
             self._untested = None
             states = [state for _, state in sorted(untested.workers.items())]
-            self._collector.evaluate(untested.epoch, untested.presented, states=states)
-            self._stop_where_reached(untested.epoch)
+            self._collector.evaluate(untested.epoch, untested.step, untested.presented, states=states)
+            self._stop_where_reached()
 
-    def _lacks_test(self, snapshot: Snapshot) -> bool:
+    def _lacks_test(self, snapshot: Snapshot, tested: int) -> bool:
         """Return whether a checkpoint is of the end of an epoch that the saving run could not test."""
-        epoch, tested = snapshot.epoch, self.job.checkpointing.tested
-        if tested is None or not tested < epoch < self.job.learning.epochs:
+        epoch = snapshot.epoch
+        if self.job.checkpointing.tested is None or not tested < epoch < self.job.learning.epochs:
             return False
         return self.job.draws or snapshot.step == self.job.calendar.start(epoch)
 
-    def _stop_where_reached(self, epochs: int) -> None:
-        if self._reached:
-            text = f"the test after epoch {epochs} has reached {self.job.until}: training ends"
-            self._emitter.say(Notice(time_s=0, text=text))
+    def _stop_where_reached(self) -> None:
+        collector = self._collector
+        if collector.reached and not self._reported_end:
+            self._reported_end = True
+            text = (
+                f"the test after epoch {collector.tested_epochs} has reached {self.job.until}: training ends"
+            )
+            self._emitter.emit(Notice(time_s=0, text=text))
             self._world.stop.request()
 
     def after_step(self) -> None:
         self._collector.step_done()
+        if self.job.evaluation.continues:
+            self._stop_where_reached()
+
+    def state_due(self, done: int, epochs: int) -> bool:
+        return self._collector.due(done)
+
+    def state_received(self, state: WorkerState) -> None:
+        self._collector.states.take(state)
 
     def boundary(
         self,
@@ -243,6 +285,8 @@ class TrainingDuties(Duties):
         step = record.account.step
         if why is Boundary.EPOCH:
             self._end_epoch(epochs, step, presented, test)
+        elif why is Boundary.CHECKPOINT:
+            self._collector.begin(self._epochs_before(step), step, awaits=True)
         elif why is Boundary.STOP:
             self._end_early(step)
         elif self._world.rejoins:
@@ -250,10 +294,11 @@ class TrainingDuties(Duties):
 
     def end(self) -> None:
         """Release the servers, test and save the final model, release the workers, and announce the end of the run."""
-        self._replica.part.let_go()
+        self._replica.part.release()
         self.leader.servers.wait()
         trained_s = self._emitter.trained_s
-        reached = self._reached
+        self._collector.await_tests()
+        reached = self._collector.reached
         stopped = self._figures.stopped and not reached
         if not stopped:
             self._collector.finish(self._collector.tested_epochs if reached else self.job.learning.epochs)
@@ -261,25 +306,17 @@ class TrainingDuties(Duties):
         if stopped and self._too_few is not None:
             raise self.job.too_few(self._too_few)
         outcome = "interrupted" if stopped else "done"
-        self._figures.keep_arrivals(outcome)
-        self.leader.let_leave()
+        stopped_by_test = self._collector.kept is not None and self._figures.stopped
+        ended_by_test = stopped_by_test and self.job.evaluation.continues
+        self._figures.keep_arrivals("ended by a test while steps continued" if ended_by_test else outcome)
+        self.leader.dismiss()
         if not stopped:
             self._collector.keep_predictions()
         spent = Spent(self._emitter.total_s, trained_s)
         figures = self._figures.result(spent, self._collector.found)
         if self.job.until is not None:
-            figures["reached"] = reached or self._reached
-        self._emitter.say(RunEnded(time_s=0, outcome=outcome, result=figures))
-
-    @property
-    def _reached(self) -> bool:
-        """Whether the newest test has reached the target."""
-        until, found = self.job.until, self._collector.found
-        return (
-            until is not None
-            and found is not None
-            and until.reached(loss=found.loss, top1=found.top1, top5=found.top5)
-        )
+            figures["reached"] = reached or self._collector.reached
+        self._emitter.emit(RunEnded(time_s=0, outcome=outcome, result=figures))
 
     def _end_epoch(
         self, epochs: int, step: int, presented: Tensor | None, test: EvaluatesPart | None
@@ -298,16 +335,21 @@ class TrainingDuties(Duties):
             leader.wait_for_step(step)
         paused_at = self._world.clock.now()
         tests = (
-            not last and epochs > self._ledger.tested_epochs
+            not last and epochs > self._ledger.tested_epochs and self._collector.kept is None
         )  # the final model is tested when all have left
         own = self._collector.test(test) if tests and test is not None else None
         if self._in_step:
             leader.wait_for_step(step)
         if tests:
-            self._collector.evaluate(epochs, presented, [] if own is None else [own, *self._tested(step)])
-            self._stop_where_reached(epochs)
-        if epochs > self._ledger.saved_epochs:
-            self._collector.save(self._collector.snapshot(epochs, step, presented), tested=not last)
+            self._collector.evaluate(
+                epochs, step, presented, [] if own is None else [own, *self._tested(step)]
+            )
+            self._stop_where_reached()
+        due = self._collector.due(step) or self.job.checkpointing.due_after(epochs, last=last)
+        if due and epochs > self._ledger.saved_epochs:
+            self._collector.begin(epochs, step, presented, tested=tests)
+        if last:  # before the servers are released
+            self._collector.complete()
         self._emitter.paused_s += self._world.clock.now() - paused_at
 
     def _tested(self, step: int) -> list[PartialEvaluation]:
@@ -328,19 +370,23 @@ class TrainingDuties(Duties):
             self.leader.wait_for_work_done()
         else:
             self.leader.wait_for_stop(calendar.total_steps)
-        epoch = calendar.epoch_of(step) if self.deal is None else self._ended_epochs
-        self._collector.save(self._collector.snapshot(epoch, step))
+        self._collector.begin(self._epochs_before(step), step)
+        self._collector.complete()
         self._collector.wait()
+
+    def _epochs_before(self, step: int) -> int:
+        """Return the number of whole epochs before a step of the coordinator."""
+        return self.job.calendar.epoch_of(step) if self.deal is None else self._ended_epochs
 
     @property
     def _inheritance(self) -> Inheritance:
         return Inheritance(self.job, self._replica, self.leader, self._collector, self._emitter, self._ledger)
 
     def _deal_from(
-        self, told: dict[str, Any], drawn: Sequence[tuple[int, ...]] = (), begun_in: int = 0
+        self, stated: dict[str, Any], drawn: Sequence[tuple[int, ...]] = (), begun_in: int = 0
     ) -> None:
         """Make the deal, as recorded where a run resumes after `begun_in` epochs, with the batches drawn since."""
-        dealer = self.job.dealer(told)
+        dealer = self.job.dealer(stated)
         for unit, *grant in drawn:
             dealer.note(unit, Grant(*grant))
         self.deal = Deal(
@@ -348,13 +394,13 @@ class TrainingDuties(Duties):
             self.job.units,
             deal_communicator(self._world),
             self._world.clock.now,
-            self._emitter.say,
+            self._emitter.emit,
             begun_in,
         )
 
-    def _go_on(self, begun: Begun) -> None:
+    def _continue(self, begun: Begun) -> None:
         """Continue with the recorded progress in unfinished epochs."""
-        self.job = self._figures.job = self._collector.job = self.job.going_on(begun)
+        self.job = self._figures.job = self._collector.job = self.job.continued(begun)
 
 
 def training_leader(job: Job, world: World, replica: Replica) -> Leader:
@@ -454,20 +500,22 @@ class Inheritance:
         presented = None if self._regroups else self._replica.part.present()
         if missing.is_last or (self._regroups and missing.at_its_end):
             self._leader.wait_for_step(step)
-        if missing.test:
+        if missing.test and self._job.evaluation.continues and not missing.at_its_end:
+            text = f"worker 0 was lost before the model was tested after epoch {missing.epochs}: that test is skipped"
+            self._emitter.emit(Notice(time_s=0, text=text))
+        elif missing.test:
             if not (missing.at_its_end and self._agree):
                 text = (
                     f"worker 0 was lost before the model was tested after epoch {missing.epochs}: its replacement "
                     "tests "
                     "the parameters as they are now"
                 )
-                self._emitter.say(Notice(time_s=0, text=text))
-            self._collector.evaluate(missing.epochs, presented)
+                self._emitter.emit(Notice(time_s=0, text=text))
+            self._collector.evaluate(missing.epochs, step, presented)
         if missing.save and (missing.at_its_end or not self._regroups):
             # Otherwise they have states of several steps.
-            self._collector.save(
-                self._collector.snapshot(missing.epochs, step, presented), tested=missing.test
-            )
+            self._collector.begin(missing.epochs, step, presented, tested=missing.test)
+            self._collector.complete()
         if not self._regroups:  # workers in lockstep wait for this
             self._replica.part.catch_up()
 
@@ -488,19 +536,19 @@ class Inheritance:
             return
         mean = stock.mean.to(self._replica.flat.vector.device)
         if missing.test:
-            self._collector.evaluate(missing.epochs, mean)
+            self._collector.evaluate(missing.epochs, step, mean)
             self._ledger.tested_epochs = missing.epochs
-        if missing.save and (snapshot := self._collector.snapshot(missing.epochs, step, mean)) is not None:
-            kept = replace(snapshot, parameters=stock.first, workers=stock.states)
-            self._collector.save(kept, tested=missing.test)
+        if missing.save:
+            self._collector.begin(missing.epochs, step, mean, tested=missing.test, stock=stock)
+            self._collector.complete()
             self._ledger.saved_epochs = missing.epochs
 
     def _missing(self, step: int) -> Unfinished:
         epochs = None if (deal := self._leader.deal) is None else deal.epoch_of(LEADER, step)
-        return unfinished(self._ledger, self._job, step, epochs, saves=self._collector.saves)
+        return unfinished(self._ledger, self._job, step, epochs)
 
 
-def stock_of(states: dict[int, WorkerState], part: WorkerCalls, step: int) -> Stock | None:
+def stock_of(states: dict[int, WorkerState], part: WorkerPart, step: int) -> Stock | None:
     """Return the states handed in after a step; None where no worker has handed in its own model.
 
     Args:
@@ -523,9 +571,7 @@ def stock_of(states: dict[int, WorkerState], part: WorkerCalls, step: int) -> St
     )
 
 
-def unfinished(
-    ledger: Ledger, job: Job, step: int, drawn_epochs: int | None = None, *, saves: bool
-) -> Unfinished:
+def unfinished(ledger: Ledger, job: Job, step: int, drawn_epochs: int | None = None) -> Unfinished:
     """Return the unfinished work of the previous epochs.
 
     Args:
@@ -533,14 +579,13 @@ def unfinished(
         job: training job.
         step: steps of the coordinator that count.
         drawn_epochs: number of epochs before that of the coordinator's next batch, where batches are drawn.
-        saves: whether the run writes checkpoints.
     """
     epochs = job.calendar.epoch_of(step) if drawn_epochs is None else drawn_epochs
     last = epochs == job.learning.epochs  # the final model is tested when all have left
     return Unfinished(
         epochs,
         test=epochs > ledger.tested_epochs and not last,
-        save=saves and epochs > ledger.saved_epochs,
+        save=epochs > ledger.saved_epochs and job.checkpointing.due_after(epochs, last=last),
         is_last=last,
         at_its_end=drawn_epochs is None and step == job.calendar.start(epochs),
     )
@@ -649,11 +694,11 @@ class RunFigures:
         if folder is None or self._world.arrivals is None:
             return
         roles = self._world.roles
-        told = {roles.workers[state.account.worker]: state.account.arrivals for state in self.states}
-        told |= {rank: report["arrivals"] for rank, report in self._leader.servers.reports.items()}
+        stated = {roles.workers[state.account.worker]: state.account.arrivals for state in self.states}
+        stated |= {rank: report["arrivals"] for rank, report in self._leader.servers.reports.items()}
         # With messages that this rank received while others left.
-        told[self._world.network.rank] = self._world.arrivals.to_json()
-        ranks = {rank: Arrivals.from_json(entry) for rank, entry in told.items() if entry}
+        stated[self._world.network.rank] = self._world.arrivals.to_json()
+        ranks = {rank: Arrivals.from_json(entry) for rank, entry in stated.items() if entry}
         digest = result.digest(self._replica.flat.vector)
         lost = self._leader.attendance.lost
         deal = None if self._leader.deal is None else self._leader.deal.grants
@@ -691,9 +736,10 @@ class RunFigures:
             "servers_lost": self._leader.servers.attendance.losses.lost,
             "servers_joined": self._leader.servers.attendance.losses.joined,
             "images_not_seen": 0 if self.stopped else job.begun.left_out + self._images_not_seen(),
-            "bytes_sent_per_step": result.bytes_per_step(accounts, reports, attendance.steps_of_lost),
+            **result.traffic_figures(accounts, reports, attendance.steps_of_lost),
             "staleness": result.staleness_figures(accounts, reports),
-            **result.defence_figures(reports),
+            **result.defense_figures(reports),
+            **self._leader.difference_figures,
             "parameters_sha256": result.digest(self._replica.flat.vector),
             **self._of_stages(),
         }
@@ -750,8 +796,10 @@ class RunFigures:
         """Return the steps that count of every worker: by its own report, or by the servers' for a failed one."""
         done = {state.account.worker: state.account.step for state in self.states}
         for worker, rank in enumerate(self._world.roles.workers):
-            told = [report["steps"] for report in self._leader.servers.reports.values()]
-            held = [steps[str(rank)] for steps in told if str(rank) in steps]  # a site knows of its own only
+            stated = [report["steps"] for report in self._leader.servers.reports.values()]
+            held = [
+                steps[str(rank)] for steps in stated if str(rank) in steps
+            ]  # a site knows of its own only
             done.setdefault(worker, min(held, default=self._leader.attendance.last_step(worker)))
         return done
 
@@ -771,6 +819,8 @@ class CheckpointCollector:
         job: training job, with the recorded progress.
         found: result of the newest test, if there was one.
         tested_epochs: number of finished epochs at that test.
+        kept: model that has reached the target; None: there is none.
+        states: collector of the states of workers and servers.
     """
 
     def __init__(
@@ -790,14 +840,18 @@ class CheckpointCollector:
         self._presentation = Presentation(job, replica)
         self._archive = Archive(job) if job.checkpointing.folder is not None else None
         self._archivist = self._employed()
+        self._mirror = self._mirrored()
+        self.states = StateCollector(job.checkpointing.every, leader, job.traits, world.clock.now)
+        self._begun: Snapshot | None = None
+        self._begun_top1: float | None = None
         self.found = tested_before(ledger)
         self.tested_epochs = ledger.tested_epochs
-        self._told_of_guessing = False
-
-    @property
-    def saves(self) -> bool:
-        """Whether the run writes checkpoints."""
-        return self._archivist is not None
+        self.kept: ModelSnapshot | None = None
+        self._tests: deque[Evaluated] = deque(maxlen=_MOST_TESTS)
+        self._reported_guessing = False
+        self._evaluator: Evaluator | None = None
+        if job.evaluation.continues:
+            self._evaluator = Evaluator(world, emitter.emit, skips=job.evaluation.skips)
 
     @property
     def averages(self) -> bool:
@@ -822,10 +876,27 @@ class CheckpointCollector:
         if self._presentation.average is not None:
             inherit_average(self._presentation.average, self._archive, self._replica)
 
+    @property
+    def reached(self) -> bool:
+        """Whether the newest test has reached the target."""
+        until, found = self.job.until, self.found
+        return (
+            until is not None
+            and found is not None
+            and until.reached(loss=found.loss, top1=found.top1, top5=found.top5)
+        )
+
     def step_done(self) -> None:
         """Keep the weight average, for which the step must be over."""
+        if self._evaluator is not None:
+            self._evaluator.look()
         if self._archivist is not None:
             self._archivist.look()
+            if self._mirror is not None:
+                self._mirror.look()
+            if self.states.open:
+                self._leader.read()
+                self._advance()
         if self._presentation.average is not None:
             self._replica.settle()
             self._presentation.average.update(self._replica.flat.vector)
@@ -838,77 +909,179 @@ class CheckpointCollector:
     def evaluate(
         self,
         epoch: int,
+        step: int,
         presented: Tensor | None = None,
         tested: Sequence[PartialEvaluation] = (),
         states: list[WorkerState] | None = None,
     ) -> None:
-        """Test the model.
+        """Test the model: in place, or a copy of it while steps continue.
 
         Args:
             epoch: number of finished epochs.
+            step: steps done by the coordinator.
             presented: `(size,)`, the parameters to test, where they are not the replica's; averaged weights take
                 precedence.
             tested: finished parts of the test.
             states: states of the workers, worker 0's first; None: those that they have handed in.
         """
-        with self._world.activity.doing("testing the model", takes_long=True):
-            states = self._leader.workers.in_order if states is None else states
-            found = self._presentation.evaluate(states, presented, tested)
-        self.found, self.tested_epochs = found, epoch
-        self._emitter.say(
-            Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
-        )
-        if files := left_out_of(self.job.dataset.train, self.job.dataset.test):
-            self._emitter.say(ImagesLeftOut.of_worker(LEADER, files))
-        # A first epoch may be all warm-up; by a quarter of the run something must have been learned.
-        if not self._told_of_guessing and 4 * epoch >= self.job.learning.epochs and found.guesses:
-            self._told_of_guessing = True
-            self._emitter.say(Notice(time_s=0, text=f"after epoch {epoch} {found.guesses}"))
+        states = self._leader.workers.in_order if states is None else states
+        copied = partial(self._presentation.copied, epoch, step, self._emitter.elapsed_s, states, presented)
+        if self._evaluator is not None:
+            self.evaluate_model(copied())
+            return
+        self._evaluate_in_place(epoch, step, states, presented, tested)
+        if self.reached:  # the workers may take another step before all have stopped
+            self.kept = copied()
 
-    def snapshot(self, epoch: int, step: int, presented: Tensor | None = None) -> Snapshot | None:
-        """Copy the run's state, if it is kept; what workers and servers hand in is a copy already.
+    def evaluate_model(self, model: ModelSnapshot) -> None:
+        """Test a copy of the model of an earlier step, while steps continue, if that is enabled."""
+        if self._evaluator is None:
+            with self._world.activity.doing("testing the model", takes_long=True):
+                self._take_test(model, self._presentation.evaluate_model(model))
+            return
+        if self._archive is not None and self._archive.keeps_best:
+            self._archive.awaited |= {model.step}
+        self._evaluator.begin(ModelTest(model, self._presentation.evaluate_model, self._take_test))
+
+    @property
+    def _awaiting_test(self) -> list[ModelSnapshot]:
+        """Models that a resumed run tests: without a result, or with one by which the run is about to end."""
+        pending = [] if self._evaluator is None else self._evaluator.pending
+        return pending if self.kept is None else [self.kept, *pending]
+
+    def announce_again(self, tests: list[Evaluated]) -> None:
+        """Announce results of an earlier session that its log lacks."""
+        self._tests.extend(tests)
+        for test in tests:
+            self._emitter.emit(test)
+
+    def await_tests(self) -> None:
+        """Wait for the results of all tests."""
+        if self._evaluator is not None:
+            self._evaluator.wait()
+
+    def _evaluate_in_place(
+        self,
+        epoch: int,
+        step: int,
+        states: list[WorkerState],
+        presented: Tensor | None = None,
+        tested: Sequence[PartialEvaluation] = (),
+    ) -> None:
+        with self._world.activity.doing("testing the model", takes_long=True):
+            found = self._presentation.evaluate(states, presented, tested)
+        pace = self._world.pace
+        if pace is not None and pace.evaluation_s:
+            by_others = sum(len(part.predicted) for part in tested) / max(1, len(self.job.dataset.test))
+            pace.clock.sleep(pace.evaluation_s * max(0.0, 1 - by_others), "test")
+        self._note(found, epoch, step, left_out_of(self.job.dataset.train, self.job.dataset.test))
+
+    def _take_test(self, model: ModelSnapshot, tested: _Tested) -> None:
+        """Record the result of a test of an earlier step."""
+        files = tested["files"]
+        found = Evaluation.from_json({name: value for name, value in tested.items() if name != "files"})
+        self._note(found, model.epoch, model.step, files, snapshot_s=model.taken_s)
+        if self._archive is not None and model.step in self._archive.awaited:
+            assert self._archivist is not None, "the best checkpoint is kept where there are any"
+            self._archivist.rate(model.step, found.top1)
+            self._archive.awaited -= {model.step}
+        if self.reached:
+            self.kept = model
+            if self._evaluator is not None:
+                self._evaluator.drop()
+
+    def _note(
+        self, found: Evaluation, epoch: int, step: int, files: list[str], snapshot_s: float | None = None
+    ) -> None:
+        self.found, self.tested_epochs = found, epoch
+        results = {"test_loss": found.loss, "test_top1": found.top1, "test_top5": found.top5}
+        test = Evaluated(time_s=0, epoch=epoch, step=step, snapshot_s=snapshot_s, **results)
+        self._emitter.emit(test)
+        if not self.reached:  # else a resumed run tests that model again, and ends
+            self._tests.append(test)
+        if files:
+            self._emitter.emit(ImagesLeftOut.of_worker(LEADER, files))
+        # A first epoch may be all warm-up; by a quarter of the run something must have been learned.
+        if not self._reported_guessing and 4 * epoch >= self.job.learning.epochs and found.guesses:
+            self._reported_guessing = True
+            self._emitter.emit(Notice(time_s=0, text=f"after epoch {epoch} {found.guesses}"))
+
+    def due(self, done: int) -> bool:
+        """Return whether a checkpoint is due after `done` steps of the coordinator, by its interval."""
+        return self._archivist is not None and self.states.due(done, 0)
+
+    def begin(
+        self,
+        epoch: int,
+        step: int,
+        presented: Tensor | None = None,
+        *,
+        awaits: bool = False,
+        tested: bool = False,
+        stock: Stock | None = None,
+    ) -> None:
+        """Copy this rank's state and begin to collect the others', which are copies; the checkpoint follows.
 
         Args:
             epoch: number of finished epochs.
             step: steps done by the coordinator.
             presented: `(size,)`, the parameters that were tested, where they are not the replica's.
+            awaits: whether the other workers' states of this step are still to arrive; no second one is begun then.
+            tested: whether the newest test was of this model.
+            stock: states of all workers and model of the first; None: those that they send, and the replica's.
         """
-        if self._archivist is None:
-            return None
-        self._archivist.wait()  # before there is one more copy
+        if self._archivist is None or (awaits and self.states.open):
+            return
+        if not self.states.awaits_workers:  # where several epochs end at once, each is saved
+            self.complete()
         average = {} if self._presentation.average is None else self._presentation.average.state_dict()
         self._replica.part.check_servers()
-        return Snapshot(
+        own = self._replica.flat.vector if stock is None else stock.first
+        self._begun = Snapshot(
             epoch=epoch,
             step=step,
             seconds=self._emitter.total_s,
-            parameters=self._replica.flat.vector.detach().to("cpu", copy=True),
-            workers=dict(self._leader.workers.states),
-            servers=self._leader.servers.ask(),
+            parameters=own.detach().to("cpu", copy=True),
+            workers={},
             average={name: value.detach().to("cpu", copy=True) for name, value in average.items()},
             presented=None if average or presented is None else presented.detach().to("cpu", copy=True),
             begun=self.job.begun,
-            deal={} if (deal := self._leader.deal) is None else deal.state(),
+            untested=[model for model in self._awaiting_test if model.step != step],
+            tests=[*self._tests],
         )
+        in_place = tested and self._evaluator is None
+        self._begun_top1 = self.found.top1 if in_place and self.found is not None else None
+        self.states.begin(step, awaits=awaits, stock=None if stock is None else stock.states)
+        self._advance()
 
-    def save(self, snapshot: Snapshot | None, *, tested: bool = False) -> None:
-        """Start writing the run's state.
+    def complete(self) -> None:
+        """Wait until the checkpoint that was begun has all states."""
+        self._leader.read_until(self._advance)
 
-        Args:
-            snapshot: state that does not change any more; None: it is not saved.
-            tested: whether the newest test was of this model.
-        """
-        if self._archivist is not None and snapshot is not None:
-            self._archivist.begin(snapshot, self.found.top1 if tested and self.found is not None else None)
+    def _advance(self) -> bool:
+        """Begin to write the checkpoint once all states are there; return whether none is missing."""
+        held = self.states.held()
+        if held is not None:
+            assert self._archivist is not None, "states are collected for checkpoints"
+            assert self._begun is not None, "the coordinator's state is copied first"
+            workers, servers = held
+            deal = {} if (deal := self._leader.deal) is None else deal.state()
+            snapshot, self._begun = replace(self._begun, workers=workers, servers=servers, deal=deal), None
+            self._archivist.begin(snapshot, self._begun_top1)
+        return not self.states.open
 
     def finish(self, epochs: int) -> None:
-        """Test and save the final model, after `epochs` epochs."""
-        self.evaluate(epochs)
+        """Test and save the final model, after `epochs` epochs, or save the one that has reached the target."""
+        states = self._leader.workers.in_order
+        if self.kept is not None:
+            self._presentation.become(self.kept)
+        else:
+            self._evaluate_in_place(epochs, states[0].account.step, states)
         if self.job.checkpointing.folder is not None:
             path = self.job.checkpointing.folder / "model.safetensors"
             return_freed()  # of the test: a network that hardly fits is copied now
-            self._presentation.save(path, self._leader.workers.in_order, self.job.checkpointing.claim)
-        if self._archivist is not None and self.found is not None:
+            self._presentation.save(path, states, self.job.checkpointing.claim)
+        if self._archivist is not None and self.found is not None and self.kept is None:
             self._archivist.tested(self.found.top1)
 
     def keep_predictions(self) -> None:
@@ -934,20 +1107,36 @@ class CheckpointCollector:
             try:
                 claim.write(folder / name, text)
             except OSError as error:
-                said = f"{name} could not be written ({error.strerror or error})"
-                self._emitter.say(Notice(time_s=0, text=said))
+                failure = f"{name} could not be written ({error.strerror or error})"
+                self._emitter.emit(Notice(time_s=0, text=failure))
 
     def wait(self) -> None:
-        """Wait until no checkpoint is being written."""
-        if self._archivist is not None:
-            self._archivist.wait()
+        """Wait until all checkpoints are written and copied."""
+        for archivist in (self._archivist, self._mirror):
+            if archivist is not None:
+                archivist.wait()
 
-    def _employed(self) -> Archivist | None:
-        if self._archive is None or not self.job.checkpointing.checkpoints:
+    def _employed(self) -> Archivist[Snapshot] | None:
+        if self._archive is None or not self.job.checkpointing.saves:
             return None
-        return Archivist(
-            self._archive, self._world.activity, self._emitter.say, beside=self._world.pace is None
-        )
+        return Archivist(self._archive, self._world.activity, self._emit, beside=self._world.pace is None)
+
+    def _mirrored(self) -> Archivist[CheckpointSaved] | None:
+        checkpointing, world = self.job.checkpointing, self._world
+        if checkpointing.folder is None or checkpointing.mirror is None:
+            return None
+        mirror = Mirror(checkpointing.folder, checkpointing.mirror, checkpointing.checkpoints)
+        return Archivist(mirror, world.activity, self._emit_of_mirror, beside=world.pace is None)
+
+    def _emit(self, event: Event) -> None:
+        """Emit an event of the local checkpoints, and copy a new one."""
+        self._emitter.emit(event)
+        if isinstance(event, CheckpointSaved) and self._mirror is not None:
+            self._mirror.begin(event)
+
+    def _emit_of_mirror(self, event: Event) -> None:
+        if not isinstance(event, CheckpointSaved):  # it was announced before
+            self._emitter.emit(event)
 
 
 class Presentation:
@@ -966,6 +1155,7 @@ class Presentation:
         self._replica = replica
         decay = job.learning.weight_average
         self.average = WeightAverage(replica.flat.vector, decay) if decay else None
+        self._kept: ModelSnapshot | None = None
 
     def evaluate(
         self,
@@ -981,17 +1171,38 @@ class Presentation:
                 precedence.
             tested: finished parts of the test; of overlapping ones the first counts.
         """
-        dataset = self._job.dataset
         with self._shown(states, presented):
-            test = InDtype(dataset.test, self._replica.flat.vector.dtype)
-            return evaluate(
-                self._replica.model,
-                test,
-                classes=dataset.classes,
-                batch_size=tested_at_once(self._job),
-                device=self._job.device,
-                tested=disjoint(tested),
-            )
+            return self._evaluate(tested)
+
+    def copied(
+        self, epoch: int, step: int, taken_s: float, states: list[WorkerState], presented: Tensor | None
+    ) -> ModelSnapshot:
+        """Return a copy of the model that `evaluate` tests; `taken_s` is the time, the rest as there."""
+        average = None if self.average is None else self.average.value
+        shown = next(each for each in (average, presented, self._replica.flat.vector) if each is not None)
+        buffers = {name: value.clone() for name, value in mean_buffers(states).items()}
+        return ModelSnapshot(epoch, step, taken_s, shown.detach().to("cpu", copy=True), buffers)
+
+    def evaluate_model(self, model: ModelSnapshot) -> _Tested:
+        """Test a copy of the model, here or in a fork: no memory that is shared is written."""
+        with self._replica.computing_with(model.parameters, model.buffers):
+            return {**self._evaluate().to_json(), "files": left_out_of(self._job.dataset.test)}
+
+    def become(self, model: ModelSnapshot) -> None:
+        """Present a model that has reached the target from now on; the replica holds it."""
+        self._kept = model
+        self._replica.flat.vector.copy_(model.parameters)
+
+    def _evaluate(self, tested: Sequence[PartialEvaluation] = ()) -> Evaluation:
+        dataset = self._job.dataset
+        return evaluate(
+            self._replica.model,
+            InDtype(dataset.test, self._replica.flat.vector.dtype),
+            classes=dataset.classes,
+            batch_size=tested_at_once(self._job),
+            device=self._job.device,
+            tested=disjoint(tested),
+        )
 
     def save(self, path: Path, states: list[WorkerState], claim: Unclaimed = UNCLAIMED) -> None:
         """Write the model's weights, and the metadata needed to use them."""
@@ -1000,20 +1211,21 @@ class Presentation:
 
     @contextmanager
     def _shown(self, states: list[WorkerState], presented: Tensor | None = None) -> Iterator[None]:
-        vector, buffers = self._replica.flat.vector, self._replica.buffers
-        others = self.average is not None or presented is not None
-        trained = vector.clone() if others else None
-        own = {name: value.clone() for name, value in buffers.items()}
-        if self.average is not None:
-            vector.copy_(self.average.value)
-        elif presented is not None:
-            vector.copy_(presented)
-        for name, value in mean_buffers(states).items():
-            buffers[name].copy_(value)
+        vector, held = self._replica.flat.vector, self._replica.buffers
+        parameters = presented if self.average is None else self.average.value
+        buffers = mean_buffers(states)
+        if self._kept is not None:
+            parameters, buffers = self._kept.parameters, self._kept.buffers
+        trained = None if parameters is None else vector.clone()
+        own = {name: value.clone() for name, value in held.items()}
+        if parameters is not None:
+            vector.copy_(parameters)
+        for name, value in buffers.items():
+            held[name].copy_(value)
         try:
             yield
         finally:
             if trained is not None:
                 vector.copy_(trained)
             for name, value in own.items():
-                buffers[name].copy_(value)
+                held[name].copy_(value)

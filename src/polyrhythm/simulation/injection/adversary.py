@@ -33,7 +33,7 @@ class Adversary(Config):
         """Return an attack that has seen nothing yet."""
 
     def agree(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Return what all of several colluding attackers send, `(n,)`.
+        """Return the vector that several colluding attackers all send, `(n,)`.
 
         Args:
             gradients: gradients of the same step, as they were computed, each `(n,)`; not changed.

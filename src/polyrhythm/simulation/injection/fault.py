@@ -27,6 +27,8 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config, build
 from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.quantities import Count, Fraction, NonNegative
 
 
@@ -39,7 +41,7 @@ class Passage:
         copies: number of copies that arrive.
         delay_s: delay in seconds by which it is late.
         malformed: whether the receiver cannot read it.
-        held: whether it waits for `FaultyLinks.let_go`.
+        held: whether it waits for `FaultyLinks.release`.
     """
 
     parcel: Parcel
@@ -73,8 +75,8 @@ class FaultyLinks:
     """Links on which messages are changed by rules; implements `Courier`.
 
     Attributes:
-        time: the simulation's.
-        network: moves the bytes.
+        time: virtual time of the simulation.
+        network: network that carries the messages.
         rules: rules for messages, in order.
         cuts: cuts of links.
         on_arrival: callback with every message that has arrived, before its receiver has it.
@@ -99,9 +101,9 @@ class FaultyLinks:
         for rule in self.rules:
             rule(passage)
         if not passage.held:
-            self.let_go(passage)
+            self.start(passage)
 
-    def let_go(self, passage: Passage) -> None:
+    def start(self, passage: Passage) -> None:
         """Start a message as it is now."""
         parcel = passage.parcel
         source, to = parcel.source, parcel.to
@@ -110,10 +112,10 @@ class FaultyLinks:
             arrive = partial(self._keep_order, source, to, arrive, passage.delay_s)
         self.network.transfer(source.rank, to.rank, parcel.nbytes, parcel.sent, arrive)
 
-    def tell_loss(self, gone: SimulatedRank, to: SimulatedRank) -> None:
+    def report_loss(self, lost: SimulatedRank, to: SimulatedRank) -> None:
         """Report a loss one latency later, behind all that left before."""
-        heard = partial(self._keep_order, gone, to, partial(to.hear_of_loss, gone), 0.0)
-        self.time.at(self.time.now() + self.network.alpha_s(gone.rank, to.rank), heard)
+        deliver = partial(self._keep_order, lost, to, partial(to.note_loss, lost), 0.0)
+        self.time.at(self.time.now() + self.network.alpha_s(lost.rank, to.rank), deliver)
 
     def _keep_order(self, source: SimulatedRank, to: SimulatedRank, action: Action, delay_s: float) -> None:
         """Call `action`, an arrival, when the link lets it arrive."""
@@ -122,11 +124,11 @@ class FaultyLinks:
         due_s = self._latest_s[link] = max(due_s, self._latest_s.get(link, -inf))
         if due_s > self.time.now() or self._late[link]:  # messages that are due now may still be queued
             self._late[link] += 1
-            self.time.at(due_s, partial(self._let_arrive, link, action))
+            self.time.at(due_s, partial(self._deliver, link, action))
         else:
             action()
 
-    def _let_arrive(self, link: tuple[SimulatedRank, SimulatedRank], action: Action) -> None:
+    def _deliver(self, link: tuple[SimulatedRank, SimulatedRank], action: Action) -> None:
         self._late[link] -= 1
         action()
 
@@ -145,7 +147,7 @@ class FaultyLinks:
             parcel.source.break_link(parcel.to)
             return
         for _ in range(passage.copies):
-            if self.on_arrival is not None and parcel.to.alive and parcel.to.hears(parcel.source):
+            if self.on_arrival is not None and parcel.to.alive and parcel.to.accepts(parcel.source):
                 self.on_arrival(parcel)
             parcel.arrive()
 
@@ -171,10 +173,12 @@ class FaultyRun(FaultTarget, Protocol):
     Attributes:
         time: time of all ranks.
         links: links between the ranks.
+        states: worker part and parameters of every worker, by rank.
     """
 
     time: VirtualTime
     links: FaultyLinks
+    states: dict[int, tuple[WorkerPart, FlatParameters]]
 
     @property
     def ranks(self) -> list[SimulatedRank]:
@@ -223,7 +227,7 @@ class Fault(Config):
         """Return whether this may kill a rank."""
         return False
 
-    def gives_back(self, rank: int, ground: FaultTarget) -> bool:
+    def returns_rank(self, rank: int, ground: FaultTarget) -> bool:
         """Return whether a rank has a replacement whenever this kills it."""
         return True
 

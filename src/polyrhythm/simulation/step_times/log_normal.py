@@ -33,8 +33,8 @@ class LogNormal(StepTime):
 
     def draw(self, generator: Random) -> float:
         if self.median is not None:
-            centre = log(self.median)
+            center = log(self.median)
         else:
             assert self.mean is not None
-            centre = log(self.mean) - self.sigma**2 / 2
-        return exp(generator.normalvariate(centre, self.sigma))
+            center = log(self.mean) - self.sigma**2 / 2
+        return exp(generator.normalvariate(center, self.sigma))

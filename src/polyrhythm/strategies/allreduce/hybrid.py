@@ -7,9 +7,9 @@ Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2
     slice s    w' = w - lr * sum_i b_i g_is / sum_i b_i    computed by worker s from all workers' samples
 
 b_i = samples in worker i's batch, s = the neurons of one worker. The result is that of one large batch, with any
-`scheme`. The computation of the fully connected layers, their optimizer state and their updates are divided among the
-workers. Memory for their parameters and gradients is not: every worker allocates all of them, so any worker can
-evaluate and save the network.
+`scheme`. The computation of the fully connected layers and their updates are divided among the workers, and so is their
+memory: parameters, gradients and optimizer state of a slice are on its owner only. The network is whole on worker 0
+alone, from `settle`, at the end of every epoch, to the next step: it tests and saves it, without gradients.
 
 M_c and M_fc = bytes of the trunk and of the fully connected layers, A = bytes of one sample's features where the
 network is cut, b = samples in a worker's batch.
@@ -21,8 +21,7 @@ round (`scheme`) pass the trunk together, and partitioned batch-norm layers norm
 that of one batch per round.
 
 The pass (`partition/hybrid_pass.py`) leaves sum_i b_i g_is on worker s, so only the trunk's gradients are summed
-afterwards. Each worker keeps optimizer state for the trunk and its own slices only. The network on a worker is complete
-only after `gather`: until then it holds old values of the other workers' slices.
+afterwards.
 
 In a `treenet`, branches are partitioned instead of neurons (`partition/branches.py`): worker k computes and trains
 complete branches for the samples of all workers, and returns their logits to the worker that owns the samples.
@@ -35,7 +34,7 @@ A resumed run with another number of workers joins the optimizer states, and cut
 Departures from the paper:
 
 - The head is updated once per step, never after every round.
-- The slices are exchanged among all workers only at the end of an epoch.
+- The slices are collected by worker 0 only at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -50,18 +49,19 @@ from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
-from polyrhythm.partition.activations import Activations
 from polyrhythm.partition.divided_trunk import Trunk
 from polyrhythm.partition.hybrid_pass import Loss, Scheme
 from polyrhythm.partition.ownership import Division, Ownership
+from polyrhythm.partition.parameter_transfer import ParameterTransfer
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.state import Held, Resharding, State, below, prefixed
+from polyrhythm.strategies.resharding import Held, Resharding
+from polyrhythm.strategies.state import Part, State, StateField, below, prefixed
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
 from polyrhythm.strategies.worker_part import CutsNetwork, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import LAYERWISE
-from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizer_state import recut_optimizer
+from polyrhythm.training.stage_parameters import StageParameters
 
 
 class Hybrid(Strategy):
@@ -113,50 +113,78 @@ class Hybrid(Strategy):
         return HybridWorker(setting, self.scheme, self.collective)
 
 
-class HybridWorker(WorkerPart, CutsNetwork):
+class HybridWorker(CutsNetwork):
     """Computes a step together with the other workers, then updates the trunk and its own slices."""
+
+    fields = (StateField("", Part, at="_update"),)
 
     def __init__(self, setting: WorkerSetting, scheme: Scheme, collective: Collective) -> None:
         super().__init__()
         self._setting = setting
         self._scheme = scheme
         self._collective = collective
-        self._whole = True
+        self._whole, self._suspended = True, False
+        workers = setting.workers
+        self._transfer = ParameterTransfer(
+            workers.subgroup("network", range(workers.size)) if workers.size > 1 else workers
+        )
 
     def divide(self, division: Division) -> None:
         setting, workers = self._setting, self._setting.workers
         self._pass = division.passes(workers, self._scheme)
-        self._update = HybridUpdate(setting.flat, division.ownership, setting.plan, workers, self._collective)
+        self._own, self._ownership = division.own, division.ownership
+        self._update = HybridUpdate(division.own, division.ownership, setting.plan, workers, self._collective)
 
     def start(self, step: int) -> int:
-        self._setting.workers.broadcast(self._setting.flat.vector)
+        """Take the parameters of this worker from worker 0, which has the whole network."""
+        workers, own = self._setting.workers, self._own
+        if workers.rank > 0:
+            self._transfer.receive(0, own.own())
+        elif workers.size > 1:
+            own.take()
+            self._transfer.hand_out([own.of_rank(worker) for worker in range(workers.size)])
         return step
 
     def compute(self, step: Step, images: Tensor, loss: Loss) -> float:
+        if self._whole:
+            if self._suspended:
+                self._own.resume()
+            self._own.release()
+            self._own.allocate_gradients()
+            self._whole = self._suspended = False
         return self._pass.run(images, loss, self._weight(step))
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         weight, stop = self._update.update(self._weight(step), learning_rate, stop=step.stop)
-        if weight > 0:
-            self._whole = False
-            self.staleness[0] += 1
+        self.staleness[0] += weight > 0
         return stop
 
     def settle(self) -> None:
-        """Gather the slices of all workers; all must call it at the same step."""
+        """Make the network whole on worker 0; all must call it at the same step."""
         if not self._whole:
-            self._update.gather()
             self._pass.complete()
+            self._gather()
         self._whole = True
 
     def end(self) -> None:
         self.settle()
 
-    def state(self) -> State:
-        return self._update.state()
-
-    def load_state(self, state: State) -> None:
-        self._update.load_state(*state)
+    def _gather(self) -> None:
+        workers, ownership, own = self._setting.workers, self._ownership, self._own
+        if workers.size == 1:
+            return
+        self._transfer.number += 1
+        if workers.rank > 0:
+            pieces = [own.flat.vector[own.place_of(piece)] for piece in ownership.pieces(workers.rank)]
+            for handle in self._transfer.send(0, pieces):
+                handle.wait()
+            return
+        own.allocate()
+        own.suspend()
+        self._suspended = True
+        whole = self._setting.flat.vector
+        for worker in range(1, workers.size):
+            self._transfer.receive(worker, [whole[piece] for piece in ownership.pieces(worker)])
 
     def _weight(self, step: Step) -> float:
         alone = self._setting.workers.size == 1 and step.weight > 0
@@ -180,8 +208,8 @@ class HybridUpdate:
     """Updates of one worker. All workers must call `update` after each of their passes.
 
     Args:
-        flat: the network's parameters and gradients.
-        ownership: ownership of the parameters.
+        own: parameters and gradients of this worker.
+        ownership: ownership of the network's parameters.
         plan: plan of the optimizer.
         group: communicator of the workers.
         collective: algorithm that sums the trunk's gradients.
@@ -192,25 +220,25 @@ class HybridUpdate:
 
     def __init__(
         self,
-        flat: FlatParameters,
+        own: StageParameters,
         ownership: Ownership,
         plan: OptimizerPlan,
         group: Communicator,
         collective: Collective,
     ) -> None:
         check_elementwise(plan, group.size)
-        self._flat = flat
+        flat = self._flat = own.flat
         self._plan = plan
-        self._activations = Activations(group, "slices")
+        self._workers = group.size
         self._sum = AllReduce(collective, group, "trunk")
-        self._ownership = ownership
-        self._shared = [slice(0, flat.size)] if group.size == 1 else self._ownership.shared
         # A single worker has one piece: the same optimizer as without partitioning.
-        self._pieces = (
-            self._shared if group.size == 1 else [*self._shared, *self._ownership.pieces(group.rank)]
-        )
+        shared = [slice(0, flat.size)] if group.size == 1 else ownership.shared
+        self._pieces = shared if group.size == 1 else [*shared, *ownership.pieces(group.rank)]
+        self._places = [own.place_of(piece) for piece in self._pieces]
+        self._shared = self._places[: len(shared)]
         self._optimizers = [
-            plan.part(piece.start, piece.stop).build(flat.vector[piece]) for piece in self._pieces
+            plan.part(piece.start, piece.stop).build(flat.vector[place])
+            for piece, place in zip(self._pieces, self._places, strict=True)
         ]
         self._summed = flat.vector.new_zeros(sum(each.stop - each.start for each in self._shared) + 2)
 
@@ -228,12 +256,12 @@ class HybridUpdate:
         """
         whole, stopping = self._mean(weight, stop)
         if whole > 0:
-            for piece, optimizer in zip(self._pieces, self._optimizers, strict=True):
-                optimizer.step(self._flat.gradients[piece], learning_rate)
+            for place, optimizer in zip(self._places, self._optimizers, strict=True):
+                optimizer.step(self._flat.gradients[place], learning_rate)
         self._flat.zero_gradients()
         return whole, stopping
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> State:
         """Return the state of this worker's optimizers, as named tensors and JSON-serializable values."""
         tensors: dict[str, Tensor] = {}
         facts: dict[str, Any] = {
@@ -245,28 +273,25 @@ class HybridUpdate:
             tensors |= prefixed(f"{number}.", named)
         return tensors, facts
 
-    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def load_state(self, state: State) -> None:
         """Restore what `state` returned, or the joined states of all workers, with the `slices` of their pieces."""
+        tensors, facts = state
         if "slices" in facts:
             self._take_from(tensors, facts["slices"])
             return
         for number, optimizer in enumerate(self._optimizers):
-            optimizer.load_state(below(f"{number}.", tensors), facts[str(number)])
+            optimizer.load_state((below(f"{number}.", tensors), facts[str(number)]))
 
     def _take_from(self, tensors: dict[str, Tensor], slices: list[tuple[int, int, dict[str, Any]]]) -> None:
-        given = sorted((start, stop, number, told) for number, (start, stop, told) in enumerate(slices))
-        packed = [(below(f"{number}.", tensors), told) for _, _, number, told in given]
+        given = sorted((start, stop, number, stated) for number, (start, stop, stated) in enumerate(slices))
+        packed = [(below(f"{number}.", tensors), stated) for _, _, number, stated in given]
         before = [slice(start, stop) for start, stop, _, _ in given]
         for piece, optimizer in zip(self._pieces, self._optimizers, strict=True):
             if piece.start < piece.stop:
-                optimizer.load_state(*recut_optimizer(packed, self._plan, before, piece))
-
-    def gather(self) -> None:
-        """Complete the network on all workers."""
-        self._ownership.gather(self._activations)
+                optimizer.load_state(recut_optimizer(packed, self._plan, before, piece))
 
     def _mean(self, weight: float, stop: bool) -> tuple[float, bool]:
-        if self._activations.size > 1:
+        if self._workers > 1:
             weight, stop = self._add_up(weight, stop)
         if weight > 0 and weight != 1:
             self._flat.gradients.div_(weight)

@@ -71,16 +71,9 @@ from polyrhythm.strategies.bucket_scheduling import (
     urgent_first,
 )
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.state import Part, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, SizesBuckets, Strategy, Traits
-from polyrhythm.strategies.worker_part import (
-    LazyUse,
-    Logged,
-    OverlapsBackward,
-    Step,
-    WorkerPart,
-    WorkerSetting,
-)
+from polyrhythm.strategies.worker_part import Logged, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, TAIL, FlatParameters
 from polyrhythm.training.optimizer_plan import SlicedOptimizer
 
@@ -135,7 +128,7 @@ class LazySynchronous(Strategy, SizesBuckets):
         return LazyWorker(setting, self.collective, self.piece_bytes)
 
 
-class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
+class LazyWorker(Logged):
     """Sends buckets in the background, and updates each just before its parameters are used again.
 
     The mean of each bucket is an exchange, in the order of use. A step is done after its last exchange, so
@@ -143,6 +136,8 @@ class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
     """
 
     replicated = True
+
+    fields = (StateField("", Part, at="_optimizer"),)
 
     def __init__(self, setting: WorkerSetting, collective: Collective, piece_bytes: int) -> None:
         super().__init__()
@@ -208,21 +203,17 @@ class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
 
     def to_enter_with(self) -> State:
         """Return the optimizer's state; some buckets may have had one update more than others."""
-        tensors, facts = self._optimizer.pieces()
+        tensors, facts = self._optimizer.pieces.state()
         return tensors, {"made": sorted(self._made), **facts}
 
     def enter(self, state: State, step: int) -> None:
-        tensors, facts = state
-        self._made = set(facts["made"])
-        self._optimizer.load_pieces(tensors, facts)
+        self._made = set(state[1]["made"])
+        self._optimizer.pieces.load_state(state)
 
     def state(self) -> State:
         """Return the optimizer's state after all updates."""
         self.settle()
-        return self._optimizer.state()
-
-    def load_state(self, state: State) -> None:
-        self._optimizer.load_state(*state)
+        return super().state()
 
     def _update(self, bucket: int) -> None:
         def run(mean: LateMean, number: int) -> Result:
@@ -314,10 +305,12 @@ class LateMean:
         memory = self._group.vector_to_sum("gradients", self._outgoing) if self._by_library else None
         self._outgoing = self._outgoing if memory is None else memory
         if self._known is not None:
-            told = torch.zeros(self._group.size, 2, dtype=torch.float64, device=self._flat.vector.device)
-            told[self._group.rank] = told.new_tensor([self._known.latency_s, self._known.seconds_per_number])
-            self._group.all_reduce(told)
-            self.speed = Speed(*told.amax(0).tolist())  # joining workers have only zeros
+            stated = torch.zeros(self._group.size, 2, dtype=torch.float64, device=self._flat.vector.device)
+            stated[self._group.rank] = stated.new_tensor(
+                [self._known.latency_s, self._known.seconds_per_number]
+            )
+            self._group.all_reduce(stated)
+            self.speed = Speed(*stated.amax(0).tolist())  # joining workers have only zeros
         elif self._orders:
             many = min(_PROBE_NUMBERS, max(piece.stop - piece.start for piece in self._pieces))
             self.speed = measured_speed(self._group, self._sum, self._outgoing[: max(2, many)])

@@ -22,7 +22,7 @@ Departure from the papers: gradients are weighted by their number of samples, wh
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +38,8 @@ from polyrhythm.strategies.bucket_scheduling import BucketBytes, bucket_bytes_fo
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.gradient_mean import GradientMean, Transfer, gradient_mean
-from polyrhythm.strategies.state import Resharding, State, below, prefixed, without
+from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.state import OWN, Part, State, StateField, Stateful, below, without
 from polyrhythm.strategies.strategy import (
     AveragesGradients,
     Facts,
@@ -47,16 +48,7 @@ from polyrhythm.strategies.strategy import (
     SizesBuckets,
     Traits,
 )
-from polyrhythm.strategies.worker_part import (
-    PLACES,
-    Follows,
-    HoldsMeanGradient,
-    Logged,
-    OverlapsBackward,
-    Step,
-    WorkerPart,
-    WorkerSetting,
-)
+from polyrhythm.strategies.worker_part import PLACES, Logged, OptimizerSource, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import ELEMENTWISE, FlatOptimizer, UndoLog
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParameters
 from polyrhythm.training.joint_optimizer import SteppedOnModel
@@ -135,7 +127,7 @@ class Synchronous(Compressible, SizesBuckets, AveragesGradients):
 _KEPT = "mean."
 
 
-class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient):
+class SynchronousWorker(Logged):
     """All-reduces each bucket during the backward pass, then updates, between hosts bucket by bucket.
 
     In training, sums are in place. A user's own loop cannot repeat a step, so gradients are kept until the mean has
@@ -143,8 +135,9 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
     """
 
     replicated = True
-    follows = Follows.OBJECT
+    follows = OptimizerSource.OBJECT
     averaged, mean_weight = 0, 0.0
+    fields = StateField("mean", Part, OWN), StateField("", Part, at="_optimizer")
 
     def __init__(self, setting: WorkerSetting, mean: GradientMean) -> None:
         super().__init__()
@@ -236,7 +229,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
         """Set the gradients to a mean, and `without_gradient` to the parameters without a gradient on any worker."""
         if result.vector is not None:
             there = result.vector[-len(self._flat.views) :]
-            if self.exchanger.handed:
+            if self.exchanger.relayed:
                 self._flat.gradients.copy_(result.vector[: self._flat.size])
             self._flat.without_gradient = tuple((there == 0).nonzero().flatten().tolist())
         self.mean_weight = self._weight = result.weight
@@ -255,7 +248,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
             self.staleness[0] += 1
 
     def _met(self, workers: Communicator) -> None:
-        """Choose bucketwise or whole updates: `comes_in_parts` is known only after the links are measured."""
+        """Choose bucketwise or whole updates: `in_parts` is known only after the links are measured."""
         self._joined(workers)
         if isinstance(self._optimizer, SteppedOnModel):
             self._optimizer.over(workers)
@@ -266,7 +259,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
         self._optimizer = (
             BucketwiseUpdate(self._plan, self._flat) if by_bucket else self._plan.whole(self._flat.vector)
         )
-        self._optimizer.load_state(*state)
+        self._optimizer.load_state(state)
 
     def to_enter_with(self) -> State:
         tensors, facts = self.state()
@@ -275,45 +268,38 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
     def enter(self, state: State, step: int) -> None:
         """Copy another worker's state, except the compression errors, which are separate on each worker."""
         tensors, facts = state
-        mean = self.exchanger.sums
-        if mean.remembers:
+        mean = self._mean
+        if mean is not None:
             mean.commit()  # the step failed only here: the other worker has received this one's contribution
-            own, told = mean.state()
+            own, stated = mean.state()
             common = {name: value for name, value in below(_KEPT, tensors).items() if "factor." in name}
-            mean.load_state((common | own, told))
+            mean.load_state((common | own, stated))
         facts = {name: value for name, value in facts["state"].items() if name != "mean"}
-        self._optimizer.load_state(without(_KEPT, tensors), facts)
+        self._optimizer.load_state((without(_KEPT, tensors), facts))
         self.averaged = state[1]["averaged"]
         self._enters_between = self.averaged > 0
 
-    def come_in(self, joins: int) -> None:
+    def take_part(self, joins: int) -> None:
         if self._enters_between:
             log = self.exchanger.log
-            self._enters_between, self.exchanger.handed = False, True
+            self._enters_between, self.exchanger.relayed = False, True
             self._use(log.kept[log.merged - 1])
 
-    def state(self) -> State:
-        tensors, facts = self._optimizer.state()
-        if self.exchanger.sums.remembers:
-            kept, told = self.exchanger.sums.state()
-            return tensors | prefixed(_KEPT, kept), facts | {"mean": told}
-        return tensors, facts
-
-    def load_state(self, state: State) -> None:
-        tensors, facts = dict(state[0]), dict(state[1])
-        if self.exchanger.sums.remembers:
-            self.exchanger.sums.load_state((below(_KEPT, tensors), facts.pop("mean")))
-            tensors = without(_KEPT, tensors)
-        self._optimizer.load_state(tensors, facts)
+    @property
+    def _mean(self) -> GradientMean | None:
+        """The mean of the gradients, if it keeps anything from step to step."""
+        return self.exchanger.sums if self.exchanger.sums.remembers else None
 
 
-class BucketwiseUpdate:
+class BucketwiseUpdate(Stateful):
     """Updates each bucket when its mean gradient has arrived, while the sums of later buckets are pending.
 
     Args:
         plan: plan of an elementwise optimizer; see `fits`.
         flat: parameters that are updated.
     """
+
+    fields = (StateField("", Part, at="_optimizer"),)  # as of an optimizer of the whole vector
 
     def __init__(self, plan: OptimizerPlan, flat: FlatParameters) -> None:
         places = [slice(bucket.start, min(bucket.stop, flat.size)) for bucket in flat.buckets]
@@ -324,14 +310,15 @@ class BucketwiseUpdate:
     @staticmethod
     def fits(plan: OptimizerPlan, mean: GradientMean) -> bool:
         """Return whether updates can be bucketwise: an elementwise plan of no user's object, and means in parts."""
-        return bool(plan.spans) and plan.own is None and plan.kind in ELEMENTWISE and mean.comes_in_parts
+        elementwise = plan.kind in ELEMENTWISE and plan.clip_norm is None
+        return bool(plan.spans) and plan.own is None and elementwise and mean.in_parts
 
     def step(self, mean: GradientMean, step: Step, learning_rate: float) -> tuple[float, bool]:
         """Average the remaining buckets, and update; on any exception the vector and the state are restored.
 
         Args:
             mean: mean of this step; some of its buckets may have been started.
-            step: as for `GradientMean.finish`.
+            step: present step; see `GradientMean.finish`.
             learning_rate: learning rate of the update.
 
         Returns:
@@ -354,13 +341,5 @@ class BucketwiseUpdate:
             return mean.take(bucket)
         except BaseException:
             for log in self._undo[:bucket] if weight > 0 else ():
-                log.take_back()
+                log.restore()
             raise
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the state that an optimizer of the whole vector would have."""
-        return self._optimizer.state()
-
-    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Restore what `state` returned, of this object or of an optimizer of the whole vector."""
-        self._optimizer.load_state(tensors, facts)

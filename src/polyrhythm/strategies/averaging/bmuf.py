@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
-from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker
+from polyrhythm.strategies.state import StateField
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, Decay, Positive
@@ -82,7 +83,7 @@ class BMUF(CompressedAveraging):
         return RoundsWorker(setting, rounds)
 
 
-class BlockMomentum:
+class BlockMomentum(Outer):
     """Update rule of this module; see `Outer`.
 
     Args:
@@ -91,23 +92,22 @@ class BlockMomentum:
         nesterov: whether S is ahead of W.
     """
 
+    fields = StateField("model", Tensor), StateField("beginning", Tensor), StateField("update", Tensor)
+
     def __init__(self, momentum: float, block_lr: float, *, nesterov: bool) -> None:
         self._momentum = momentum
         self._block_lr = block_lr
         self._nesterov = nesterov
-        self._state: dict[str, Tensor] = {}
+        self._model = self._beginning = self._update = torch.empty(0)
 
     def start(self, vector: Tensor) -> None:
         """Start the first block at the model, `(size,)`."""
-        self._state = {
-            "model": vector.clone(),
-            "beginning": vector.clone(),
-            "update": vector.new_zeros(vector.shape),
-        }
+        self._model, self._beginning = vector.clone(), vector.clone()
+        self._update = torch.zeros_like(vector)
 
     def step(self, vector: Tensor, learning_rate: float) -> None:
         """Replace the mean of all models in `vector` by the starting point of the next block, in place."""
-        model, beginning, update = (self._state[name] for name in ("model", "beginning", "update"))
+        model, beginning, update = self._model, self._beginning, self._update
         before = model.clone()
         # W(t-1) + z G + m D(t-1), as a `lerp`: with m = 0 and z = 1 it is the mean, bit for bit
         model.copy_(beginning.lerp(vector, self._block_lr))
@@ -122,12 +122,4 @@ class BlockMomentum:
 
     def model(self) -> Tensor | None:
         """Return W, `(size,)`; None where it is also the starting point."""
-        return self._state["model"] if self._nesterov else None
-
-    def state(self) -> State:
-        """Return W, S and D."""
-        return self._state, {}
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
-        self._state = {name: value.clone() for name, value in state[0].items()}
+        return self._model if self._nesterov else None

@@ -35,19 +35,11 @@ from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.model_mean import LocalOptimizer, ModelMean
-from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
-from polyrhythm.strategies.state import Resharding, State, below, prefixed, same_for_all
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker
+from polyrhythm.strategies.resharding import Resharding, same_for_all
+from polyrhythm.strategies.state import OWN, Part, State, StateField, Stateful, below, prefixed
 from polyrhythm.strategies.strategy import Facts, Paper, Traits, needs_as_many
-from polyrhythm.strategies.worker_part import (
-    Follows,
-    HoldsModel,
-    Logged,
-    Presents,
-    Step,
-    WorkerPart,
-    WorkerSetting,
-    Writes,
-)
+from polyrhythm.strategies.worker_part import Logged, OptimizerSource, Step, WorkerPart, WorkerSetting, Writes
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters, shards
 from polyrhythm.training.optimizer import OptimizerConfig
@@ -168,13 +160,15 @@ class DiLoCo(CompressedAveraging):
         return RoundsWorker(setting, rounds)
 
 
-class OuterOptimizer:
+class OuterOptimizer(Outer):
     """Update rule of this module; see `Outer`.
 
     Args:
         optimizer: configuration of the outer optimizer.
         flat: parameters of the model.
     """
+
+    fields = StateField("model", Tensor), StateField("", Part, at="_optimizer")
 
     def __init__(self, optimizer: OptimizerConfig, flat: FlatParameters) -> None:
         self._rate = optimizer.lr
@@ -191,21 +185,6 @@ class OuterOptimizer:
         """Replace the mean of all models in `vector` by the starting point of the next round, in place."""
         self._optimizer.step(self._model - vector, self._rate)
         vector.copy_(self._model)
-
-    def model(self) -> Tensor | None:
-        """Return None: the model is the starting point of a round."""
-        return None
-
-    def state(self) -> State:
-        """Return the model at the beginning of the round, and the outer optimizer's state."""
-        tensors, facts = self._optimizer.state()
-        return {"model": self._model, **tensors}, facts
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
-        tensors = dict(state[0])
-        self.start(tensors.pop("model"))
-        self._optimizer.load_state(tensors, state[1])
 
 
 Fragment = tuple[slice, ...]
@@ -246,7 +225,7 @@ def taken(vector: Tensor, fragment: Fragment) -> Tensor:
     return torch.cat([vector[stretch] for stretch in fragment])
 
 
-class FragmentMean:
+class FragmentMean(Stateful):
     """Mean of one fragment's changes over all workers, computed in the background.
 
     Args:
@@ -280,19 +259,14 @@ class FragmentMean:
 
         return arrived
 
-    def state(self) -> State:
-        """Return the state kept between means (compression errors)."""
-        return {}, {}
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
-
     def commit(self) -> None:
         """Treat the last mean as complete: it was so on other workers."""
 
 
 class CompressedFragmentMean(FragmentMean):
     """`FragmentMean` of compressed changes; see `strategies.compressed_mean`."""
+
+    fields = (StateField("", Part, at="_mean"),)
 
     def __init__(
         self,
@@ -329,12 +303,6 @@ class CompressedFragmentMean(FragmentMean):
             return Result(self._flat.gradients.clone() if total > 0 else None, total, stops)
 
         return arrived
-
-    def state(self) -> State:
-        return self._mean.state()
-
-    def load_state(self, state: State) -> None:
-        self._mean.load_state(state)
 
     def commit(self) -> None:
         self._mean.commit()
@@ -405,17 +373,18 @@ class FragmentMeans:
 
     def state(self) -> tuple[dict[str, Tensor], list[Any]]:
         """Return the compression states of all fragments."""
-        named, told = dict[str, Tensor](), []
+        named, stated = dict[str, Tensor](), []
         for number, mean in enumerate(self._means):
             tensors, facts = mean.state()
-            named |= {f"{_KEPT}{number}.{name}": value for name, value in tensors.items()}
-            told.append(facts)
-        return named, told
+            named |= prefixed(f"{number}.", tensors)
+            stated.append(facts)
+        return named, stated
 
-    def load_state(self, tensors: dict[str, Tensor], told: Sequence[Any]) -> None:
+    def load_state(self, state: tuple[dict[str, Tensor], Sequence[Any]]) -> None:
         """Restore what `state` returned."""
-        for number, (mean, facts) in enumerate(zip(self._means, told, strict=False)):
-            mean.load_state((below(f"{_KEPT}{number}.", tensors), facts))
+        tensors, stated = state
+        for number, (mean, facts) in enumerate(zip(self._means, stated, strict=False)):
+            mean.load_state((below(f"{number}.", tensors), facts))
 
     def _mean_of(
         self, fragment: Fragment, workers: Communicator, flat: FlatParameters, terms: DiLoCo
@@ -439,14 +408,13 @@ class FragmentMeans:
             return plain
 
 
-_OPTIMIZER, _OUTER = "optimizer.", "outer."
-_KEPT, _NEVER = "kept.", -1
+_NEVER = -1
 
 
-class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
+class StreamingWorker(Logged):
     """Takes local steps while the fragments of the model are averaged in turn in the background.
 
-    Douillard, Donchev, Rush, Kale, Charles et al., "Streaming DiLoCo with overlapping communication: towards a
+    Douillard, Donchev, Rush, Kale, Charles et al., "Streaming DiLoCo with overlapping communication: toward a
     distributed free lunch", 2025, arXiv 2501.18512.
 
         after local step h - tau   d = mean_i (g - w_i)              of the next fragment; the mean is started here
@@ -475,6 +443,17 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         terms: options of the strategy.
     """
 
+    fields = (
+        StateField("vector", Tensor, at="_flat.vector"),
+        StateField("global", Tensor),
+        StateField("optimizer", Part),
+        StateField("outer", Part, at="_outer.pieces"),
+        StateField("moved", list[bool]),
+        StateField("shares", float),
+        StateField("counted", int),
+        StateField("sent", tuple[int, int], loads=False),
+        StateField("kept", Part, OWN, at="exchanger.sums"),
+    )
     exchanger: Exchanger[FragmentMeans]
 
     def __init__(self, setting: WorkerSetting, terms: DiLoCo) -> None:
@@ -483,15 +462,13 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         self._workers, self._flat, self._terms = setting.workers, flat, terms
         self._optimizer = LocalOptimizer(setting.plan, flat, "keep")
         self.writes = Writes.KEPT
-        self.follows = Follows.OBJECT if self._optimizer.is_own else Follows.NOTHING
+        self.follows = OptimizerSource.OBJECT if self._optimizer.is_own else OptimizerSource.NOTHING
         self._fragments = fragments_of(flat, terms.fragments)
         places = [stretch for fragment in self._fragments for stretch in fragment]
         self._numbers = {(place.start, place.stop): number for number, place in enumerate(places)}
         self._places = places
         self._outer_rate = terms.outer.lr
         self._outer_plan = OptimizerPlan.of(terms.outer.create([view.parameter for view in flat.views]), flat)
-        self._global = flat.vector.clone()
-        self._outer: SlicedOptimizer
         self.exchanger = Exchanger(
             setting.workers, FragmentMeans(setting.workers, flat, terms, self._fragments)
         )
@@ -500,21 +477,18 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         """Number of the fragment with a pending mean, and the step after which that mean was started."""
         self._moved = [False] * terms.fragments
         self._shares, self._counted = 0.0, 0
-        self._stops = self._heard = self._enters_late = False
+        self._stops = self._received = self._enters_late = False
         self._sent_at = _NEVER
         self._done = 0
-        self._resumed: State | None = None
+        self._resumed = False
+        self._begin()
 
     def start(self, step: int) -> int:
         self._done, self.exchanger.since = step, step - step % self._terms.every
-        resumed, self._resumed = self._resumed, None
-        if resumed is None:
+        if not self._resumed:
             self._begin()  # before any exchange can fail
             self._workers.broadcast(self._flat.vector)
             self._begin()
-        else:
-            self._flat.vector.copy_(resumed[0]["vector"])
-            self._take_common(resumed)
         self.exchanger.prepare()
         return step
 
@@ -533,7 +507,7 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
             self._adopt(turn, terms.mixing)
             self.exchanger.since = number + 1
         self._done = number + 1
-        return self._heard or (self._stops and self.exchanger.workers.size == 1)
+        return self._received or (self._stops and self.exchanger.workers.size == 1)
 
     def present(self) -> Tensor | None:
         """Return the mean of all current models."""
@@ -555,28 +529,26 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
 
     @property
     def has_stopped(self) -> bool:
-        return self._heard
+        return self._received
 
     def to_enter_with(self) -> State:
-        tensors, facts = self._common_state()
-        told = {"heard": self._heard, "done": self._done, "under_way": self.exchanger.under_way}
-        return tensors, facts | told
+        tensors, facts = self._with_arrived(super().to_enter_with())
+        stated = {"heard": self._received, "done": self._done, "under_way": self.exchanger.under_way}
+        return tensors, facts | stated
 
     def enter(self, state: State, step: int) -> None:
         """Start at the global model, from which all workers measure their changes."""
-        tensors, facts = state
-        self._load(state)
-        self._take_common(state)
+        facts = state[1]
+        super().enter(state, step)
+        self._take_arrived(state, stop=bool(facts["arrived"]))
         self._flat.vector.copy_(self._global)
         self._shares, self._counted = 0.0, 0
-        if facts["arrived"] is not None:
-            self.exchanger.arrived = Result(tensors.get("movement"), 1.0, facts["arrived"])
         if facts["sent"] is not None:
             self._sent = facts["sent"][0], facts["sent"][1]
             self._sent_at = self._sent[1]
-        self._heard, self._done, self._enters_late = facts["heard"], facts["done"], facts["under_way"]
+        self._received, self._done, self._enters_late = facts["heard"], facts["done"], facts["under_way"]
 
-    def come_in(self, joins: int) -> None:
+    def take_part(self, joins: int) -> None:
         if self._enters_late:
             assert self._sent is not None, "a mean is pending"
             self._enters_late = False
@@ -590,51 +562,27 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         self._global = self._flat.vector.clone()
         self._outer = SlicedOptimizer(self._outer_plan, self._global, self._places)
 
-    def _take_common(self, state: State) -> None:
-        """Copy the global model, and the state of the outer optimizer, which changes that model in place."""
-        tensors, facts = state
-        self._global = tensors["global"].clone()
-        self._outer = SlicedOptimizer(self._outer_plan, self._global, self._places)
-        self._outer.load_pieces(below(_OUTER, tensors), facts["outer"])
-
     def state(self) -> State:
         self.exchanger.arrive()
-        tensors, facts = self._common_state()
-        kept, told = self.exchanger.sums.state()
-        return tensors | {"vector": self._flat.vector} | kept, facts | {"kept": told}
-
-    def _common_state(self) -> State:
-        tensors, facts = self._optimizer.state()
-        outer, outer_facts = self._outer.pieces()
-        named = {"global": self._global} | prefixed(_OPTIMIZER, tensors) | prefixed(_OUTER, outer)
-        arrived = self.exchanger.arrived
-        if arrived is not None and arrived.vector is not None:
-            named["movement"] = arrived.vector
-        return named, {
-            "optimizer": facts,
-            "outer": outer_facts,
-            "arrived": None if arrived is None else arrived.stop,
-            "moved": list(self._moved),
-            "shares": self._shares,
-            "counted": self._counted,
-            "sent": self._sent,
-        }
+        return self._with_arrived(super().state())
 
     def load_state(self, state: State) -> None:
-        tensors, facts = self._resumed = state
-        self._load(state)
+        super().load_state(state)
+        self._take_arrived(state, stop=False)  # a resumed run has not stopped
+        self._resumed = True
+
+    def _with_arrived(self, state: State) -> State:
+        """Return a state with the result that has arrived and is not applied yet."""
+        (tensors, facts), arrived = state, self.exchanger.arrived
+        if arrived is not None and arrived.vector is not None:
+            tensors["movement"] = arrived.vector
+        return tensors, facts | {"arrived": None if arrived is None else arrived.stop}
+
+    def _take_arrived(self, state: State, *, stop: bool) -> None:
+        tensors, facts = state
         if facts["arrived"] is not None:
             movement = tensors["movement"].clone() if "movement" in tensors else None
-            self.exchanger.arrived = Result(movement, 1.0, False)  # a resumed run has not stopped
-        self.exchanger.sums.load_state(tensors, facts["kept"])
-
-    def _load(self, state: State) -> None:
-        tensors, facts = state
-        self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
-        self._moved, self._shares, self._counted = list(facts["moved"]), facts["shares"], facts["counted"]
-
-    def model_in(self, state: State) -> Tensor | None:
-        return state[0]["vector"]
+            self.exchanger.arrived = Result(movement, 1.0, stop)
 
     def _send(self, number: int, step: int) -> None:
         """Start the mean of a fragment's change since its last mean."""
@@ -659,7 +607,7 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         """Wait for the pending mean of a fragment, take its outer step, and mix the result into the local model."""
         movement, _, stops = self.exchanger.finish()
         self._sent = None
-        self._heard |= stops
+        self._received |= stops
         if movement is None:
             return
         fragment = self._fragments[number]

@@ -26,7 +26,7 @@ from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, ModelMe
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.strategy import Facts, Paper
-from polyrhythm.strategies.worker_part import OverlapsBackward, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
@@ -138,7 +138,7 @@ class GradientsThenModels(ModelMean):
         self.gradients.break_off()
 
 
-class PostLocalWorker(RoundsWorker, OverlapsBackward):
+class PostLocalWorker(RoundsWorker):
     """Averages gradients during the backward pass, until the local steps begin.
 
     Gradients are summed in place, and a step with a failed sum is computed again. The last synchronous step is an
@@ -178,9 +178,9 @@ class PostLocalWorker(RoundsWorker, OverlapsBackward):
             return Result(None if kept is None else flat.gradients.clone(), weight, stop)
 
         mean = exchanger.exchange(run)
-        if exchanger.handed and mean.vector is not None:
+        if exchanger.relayed and mean.vector is not None:
             flat.gradients.copy_(mean.vector)
-        self.update(mean.weight, learning_rate)
-        self.hear(mean.stop)  # a worker that joins after the stop takes no step either
+        self.train(mean.weight, learning_rate)
+        self.record_stop(mean.stop)  # a worker that joins after the stop takes no step either
         self.exchanger.since = self._done = step.number + 1
         return mean.stop

@@ -27,8 +27,9 @@ x_0 <- x_0 + a * (mean_i x_i - x_0).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
+import torch
 from torch import Tensor
 
 from polyrhythm.errors import RequestError
@@ -38,18 +39,10 @@ from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Compres
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.state import Resharding, State, below, prefixed, without
+from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.state import Part, State, StateField, without
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
-from polyrhythm.strategies.worker_part import (
-    BeginsEarly,
-    CommonStart,
-    HoldsModel,
-    Logged,
-    Presents,
-    Step,
-    WorkerPart,
-    WorkerSetting,
-)
+from polyrhythm.strategies.worker_part import CommonStart, Logged, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, Decay, Positive
@@ -147,7 +140,7 @@ class SlowMo(CompressedAveraging, Remarks):
         return RoundsWorker(setting, rounds)
 
 
-class SlowMomentum:
+class SlowMomentum(Outer):
     """Update rule of this module; see `Outer`.
 
     Args:
@@ -155,18 +148,20 @@ class SlowMomentum:
         slow_lr: a.
     """
 
+    fields = StateField("beginning", Tensor), StateField("buffer", Tensor)
+
     def __init__(self, momentum: float, slow_lr: float) -> None:
         self._momentum = momentum
         self._slow_lr = slow_lr
-        self._state: dict[str, Tensor] = {}
+        self._beginning = self._buffer = torch.empty(0)
 
     def start(self, vector: Tensor) -> None:
         """Start the first round at `vector`, `(size,)`."""
-        self._state = {"beginning": vector.clone(), "buffer": vector.new_zeros(vector.shape)}
+        self._beginning, self._buffer = vector.clone(), torch.zeros_like(vector)
 
     def step(self, vector: Tensor, learning_rate: float) -> None:
         """Replace the mean of all models in `vector` by the starting point of the next round, in place."""
-        beginning, buffer = self._state["beginning"], self._state["buffer"]
+        beginning, buffer = self._beginning, self._buffer
         change = beginning - vector
         buffer.mul_(self._momentum)
         if learning_rate > 0:
@@ -176,23 +171,8 @@ class SlowMomentum:
             beginning.sub_(change, alpha=self._slow_lr)
         vector.copy_(beginning)
 
-    def model(self) -> Tensor | None:
-        """Return None: the model is the starting point of a round."""
-        return None
 
-    def state(self) -> State:
-        """Return x_0 and u."""
-        return self._state, {}
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
-        self._state = {name: value.clone() for name, value in state[0].items()}
-
-
-_OUTER = "outer."
-
-
-class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
+class RoundsOverBase(Logged):
     """Takes the base's steps, and ends a round with a mean and the outer rule, like all averaging strategies.
 
     Args:
@@ -201,6 +181,8 @@ class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
         steps: number of steps in a round.
         outer: rule that computes the next starting point from the mean.
     """
+
+    fields = StateField("outer", Part), StateField("apart", bool), StateField("rate", float)
 
     def __init__(self, base: WorkerPart, flat: FlatParameters, steps: int, outer: Outer) -> None:
         super().__init__()
@@ -226,8 +208,7 @@ class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
         return step
 
     def begin(self, step: Step) -> None:
-        if isinstance(self._base, BeginsEarly):
-            self._base.begin(step)
+        self._base.begin(step)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         stop = self._base.gradients_ready(step, learning_rate)
@@ -262,39 +243,33 @@ class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
         return self._base.has_stopped
 
     def to_enter_with(self) -> State:
-        return self.state()
+        return self._with_base(self._base.to_enter_with())
 
     def enter(self, state: State, step: int) -> None:
-        base, (outer, facts) = self._parts(state)
-        self._outer.load_state(outer)
-        self._apart, self._rate = facts["apart"], facts["rate"]
-        self._base.enter(base, step)
+        self._outer.start(self._flat.vector)
+        super().enter(state, step)
+        self._base.enter(self._of_base(state), step)
 
-    def come_in(self, joins: int) -> None:
-        self._base.come_in(joins)
+    def take_part(self, joins: int) -> None:
+        self._base.take_part(joins)
 
     def state(self) -> State:
-        tensors, facts = self._base.state()
-        outer, outer_facts = self._outer.state()
-        named = prefixed(_OUTER, outer)
-        return tensors | named, {
-            "base": facts,
-            "outer": outer_facts,
-            "apart": self._apart,
-            "rate": self._rate,
-        }
+        return self._with_base(self._base.state())
 
     def load_state(self, state: State) -> None:
-        base, (outer, facts) = self._parts(state)
-        self._outer.load_state(outer)
-        self._base.load_state(base)
-        self._apart, self._rate, self._resumed = facts["apart"], facts["rate"], True
+        self._outer.start(self._flat.vector)
+        super().load_state(state)
+        self._base.load_state(self._of_base(state))
+        self._resumed = True
 
     def model_in(self, state: State) -> Tensor | None:
-        return self._base.model_in(self._parts(state)[0])
+        return self._base.model_in(self._of_base(state))
+
+    def _with_base(self, base: State) -> State:
+        tensors, facts = super().state()
+        return base[0] | tensors, facts | {"base": base[1]}
 
     @staticmethod
-    def _parts(state: State) -> tuple[State, tuple[State, dict[str, Any]]]:
+    def _of_base(state: State) -> State:
         tensors, facts = state
-        base = without(_OUTER, tensors)
-        return (base, facts["base"]), ((below(_OUTER, tensors), facts["outer"]), facts)
+        return without("outer.", tensors), facts["base"]

@@ -23,30 +23,23 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Annotated, ClassVar
 
+from torch import Tensor
+
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
-from polyrhythm.strategies.gossip.mixing.replica import of_replicas, packed, unpacked
+from polyrhythm.strategies.fault_policy import FaultPolicy
+from polyrhythm.strategies.gossip.mixing.replica import of_replicas
 from polyrhythm.strategies.gossip.mixing.turns import remark
 from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper, Reply, place_of
 from polyrhythm.strategies.gossip.pairing.membership import KINDS, Host, KeeperSuccessor, Member, Membership
-from polyrhythm.strategies.state import Resharding, State
+from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.state import MEAN, Part, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
-from polyrhythm.strategies.worker_part import (
-    Background,
-    BeginsEarly,
-    CatchesUp,
-    Follows,
-    Step,
-    UsesServers,
-    WorkerPart,
-    WorkerSetting,
-    Writes,
-)
+from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting, Writes
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
@@ -92,20 +85,24 @@ class ADPSGD(Strategy, Remarks):
         if workers == 1:
             return FaultPolicy()
         # A replacement of rank 0 learns the membership from the others, and admits and releases them.
-        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
+        return FaultPolicy.independent(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return of_replicas(after, "parameters", together=False)
+        return of_replicas(after, ADPSGDWorker.fields, together=False)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         return ADPSGDWorker(setting, self.topology)
 
 
-class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
+class ADPSGDWorker(WorkerPart):
     """Notifies its keeper when a step begins and when there is a gradient."""
 
-    follows = Follows.PLAN
+    follows = OptimizerSource.PLAN
     writes = Writes.ADDED
+    fields = (
+        StateField("parameters", Tensor, MEAN, at="_flat.vector"),
+        StateField("optimizer", Part, MEAN, at="_keeper.optimizer"),
+    )
 
     def __init__(self, setting: WorkerSetting, topology: Topology) -> None:
         super().__init__()
@@ -169,7 +166,7 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
                 self._stays = True
                 self._serve()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End rank 0's keeper, which until now has sent late replacements `LEAVE`."""
         if self._serving is not None:
             self._network.send(self._place.rank, Message(Kind.LEAVE))
@@ -181,13 +178,12 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
             self._serving.wait()
 
     def state(self) -> State:
+        tensors, facts = super().state()
         newest = self._keeper.copy() if self._training else None
-        parameters = self._flat.vector if newest is None else newest
-        return packed({"parameters": parameters}, {}, self._keeper.optimizer)
+        return tensors if newest is None else tensors | {"parameters": newest}, facts
 
     def load_state(self, state: State) -> None:
-        tensors, _ = unpacked(state, self._keeper.optimizer)
-        self._flat.vector.copy_(tensors["parameters"])
+        super().load_state(state)
         self._resumed = True
 
     def _join_in(self) -> None:

@@ -37,13 +37,14 @@ from polyrhythm.compression.payoff import Exchange
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.compressing import Compressible
-from polyrhythm.strategies.gossip.mixing.replica import of_replicas, packed, unpacked
+from polyrhythm.strategies.gossip.mixing.replica import of_replicas
 from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
-from polyrhythm.strategies.state import Resharding, State, below, prefixed
+from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.state import MEAN, OWN, Part, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
-from polyrhythm.strategies.worker_part import BeginsEarly, Follows, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -112,16 +113,21 @@ class DPSGD(InTurns, Compressible):
         return Exchange(most * whole_bytes, most * payload_bytes, encodings=1.0, decodings=1.0 + most)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return of_replicas(after, "parameters", together=True)
+        return of_replicas(after, DPSGDWorker.fields, together=True)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         return DPSGDWorker(setting, self)
 
 
-class DPSGDWorker(TurnsWorker, BeginsEarly):
+class DPSGDWorker(TurnsWorker):
     """Sends its parameters when a step begins, and mixes them with those of its neighbors before the update."""
 
-    follows = Follows.OBJECT
+    follows = OptimizerSource.OBJECT
+    fields = (
+        StateField("parameters", Tensor, MEAN, at="_flat.vector"),
+        StateField("optimizer", Part, MEAN),
+        StateField("copies", Part, OWN),
+    )
 
     def __init__(self, setting: WorkerSetting, strategy: DPSGD) -> None:
         super().__init__(setting, strategy.topology, strategy.check)
@@ -172,21 +178,11 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
     def end(self) -> None:
         self._flat.vector.copy_(self.common_model())
 
-    def state(self) -> State:
-        kept = {} if self._copies is None else self._copies.state()
-        copies = prefixed(_COPIES, kept)
-        return packed({"parameters": self._flat.vector} | copies, {}, self._optimizer)
-
     def load_state(self, state: State) -> None:
-        tensors, _ = unpacked(state, self._optimizer)
-        self._flat.vector.copy_(tensors["parameters"])
         if self._copies is not None:
-            self._copies.begin_at(self._flat.vector)
-            self._copies.load_state(below(_COPIES, tensors))
+            self._copies.begin_at(state[0]["parameters"])
+        super().load_state(state)
         self._resumed = True
-
-    def model_in(self, state: State) -> Tensor | None:
-        return state[0]["parameters"]
 
     def _send(self, step: int) -> None:
         if not self._mixes(step):
@@ -194,7 +190,7 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
         sent = self._flat.vector
         if self._copies is not None:
             sent = self._copies.encode(sent, step, self.exchanger.workers.rank)
-        message = self._ending.tell(Message(Kind.VECTOR, sent, step=step))
+        message = self._ending.mark(Message(Kind.VECTOR, sent, step=step))
         self._sends = []
         for to in self._turns.shares(step).gives:
             self._sends.append(self.exchanger.workers.start_send(to, message))
@@ -206,27 +202,24 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
         if self._sends is None:  # the messages sent before were to workers of another view
             self._send(step)
         shares = self._turns.shares(step)
-        heard = [(source, self._receive(source), weight) for source, weight in shares.takes.items()]
+        received = [(source, self._receive(source), weight) for source, weight in shares.takes.items()]
         for send in self._sends or ():
             send.wait()
         self._sends = None
         vector = self._flat.vector
         if self._copies is not None:
-            self._copies.mix(vector, heard)
+            self._copies.mix(vector, received)
             return
         vector.mul_(shares.own)
-        for _, other, weight in heard:
+        for _, other, weight in received:
             vector.add_(other, alpha=weight)
 
     def _receive(self, source: int) -> Tensor:
         """Return a neighbor's parameters of this step; the neighbor is at most one step ahead."""
         message = self.exchanger.workers.receive(source)[1]
-        self._ending.hear(message)
+        self._ending.record(message)
         assert message.tensor is not None, "gossip carries parameters"
         return message.tensor if self._copies is not None else message.tensor.to(self._flat.vector.device)
-
-
-_COPIES = "copies."
 
 
 def _copies(flat: FlatParameters, strategy: DPSGD) -> Copies | None:

@@ -32,15 +32,14 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies.gossip.mixing.replica import (
     mean_by_mass,
     of_replicas,
-    packed,
-    unpacked,
 )
 from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
-from polyrhythm.strategies.state import Resharding, State, StateField
+from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.state import MEAN, Conversion, Part, State, StateField, check_shape, reset
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.topologies.one_peer_exponential import OnePeerExponential
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
-from polyrhythm.strategies.worker_part import Follows, Step, WorkerPart, WorkerSetting, Writes
+from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting, Writes
 from polyrhythm.training.optimizer_plan import update_as
 
 
@@ -73,14 +72,7 @@ class SGP(InTurns):
     overlap: bool = False
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return of_replicas(
-            after,
-            "numerator",
-            mean_by_mass,
-            StateField("mass", "reset", "run", lambda start: 1.0),
-            StateField("arrived", "reset", "run", lambda start: []),
-            together=True,
-        )
+        return of_replicas(after, SGPWorker.fields, together=True)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         return SGPWorker(setting, self)
@@ -89,8 +81,15 @@ class SGP(InTurns):
 class SGPWorker(TurnsWorker):
     """Holds x and a; the flat vector is z."""
 
-    follows = Follows.PLAN
+    follows = OptimizerSource.PLAN
     writes = Writes.ADDED
+    fields = (
+        StateField("numerator", Tensor, Conversion(mean_by_mass, "run")),
+        StateField("optimizer", Part, MEAN),
+        StateField("mass", float, reset(1.0)),
+        StateField("arrived", dict[int, Tensor], reset([])),
+        StateField("arrived", list[float], reset([]), at="_masses"),
+    )
 
     def __init__(self, setting: WorkerSetting, strategy: SGP) -> None:
         super().__init__(setting, strategy.topology, strategy.check, int(strategy.overlap))
@@ -100,7 +99,9 @@ class SGPWorker(TurnsWorker):
         self._optimizer = setting.plan.build(self._numerator)
         self._pushes: list[Handle] = []
         self._expected: list[int] = []
-        self._arrived: list[Message] = []
+        self._arrived: dict[int, Tensor] = {}
+        self._masses: list[float] = []
+        """Received parameters that are not added yet, by number, and their masses."""
         self._resumed = False
 
     def start(self, step: int) -> int:
@@ -131,41 +132,31 @@ class SGPWorker(TurnsWorker):
         for push in self._pushes:
             with suppress(PeerLost):
                 push.wait()
-        self._pushes, self._expected, self._arrived = [], [], []
+        self._pushes, self._expected, self._arrived, self._masses = [], [], {}, []
 
     def brought(self) -> tuple[Tensor, float]:
         return self._numerator, self._mass
 
     def model(self) -> Tensor:
         whole = self._numerator.clone()
-        for message in self._arrived:
-            whole.add_(_payload(message))
+        for values in self._arrived.values():
+            whole.add_(values)
         return whole
 
     def begin_at(self, vector: Tensor) -> None:
         """Copy these parameters, with a mass of 1; they include all messages sent before."""
         self._flat.vector.copy_(vector)
         self._numerator.copy_(vector)
-        self._mass, self._arrived = 1.0, []
+        self._mass, self._arrived, self._masses = 1.0, {}, []
 
     def end(self) -> None:
         self._flat.vector.copy_(self.common_model())  # no exchange follows that could fail
         self._take_in()
 
-    def state(self) -> State:
-        """Return x, a, the messages received for the next step, and the optimizer's state."""
-        arrived = {f"arrived.{number}": _payload(message) for number, message in enumerate(self._arrived)}
-        facts = {"mass": self._mass, "arrived": [message.weight for message in self._arrived]}
-        return packed({"numerator": self._numerator, **arrived}, facts, self._optimizer)
-
     def load_state(self, state: State) -> None:
-        tensors, facts = unpacked(state, self._optimizer)
-        self._numerator.copy_(tensors["numerator"])
-        self._mass = facts["mass"]
-        self._arrived = [
-            Message(Kind.VECTOR, tensors[f"arrived.{number}"], weight=mass)
-            for number, mass in enumerate(facts["arrived"])
-        ]
+        super().load_state(state)
+        for number in range(len(self._masses)):
+            check_shape(f"arrived.{number}", self._arrived[number], self._numerator)
         torch.div(self._numerator, self._mass, out=self._flat.vector)
         self._resumed = True
 
@@ -193,28 +184,25 @@ class SGPWorker(TurnsWorker):
     def _part(self, weight: float, step: int) -> Message:
         """Return a share of this worker's parameters, with the same share of its mass."""
         part = Message(Kind.VECTOR, self._numerator * weight, step=step, weight=self._mass * weight)
-        return self._ending.tell(part)
+        return self._ending.mark(part)
 
     def _receive(self) -> None:
         """Wait for messages to this worker; a stop request in them is forwarded with its next messages."""
         for source in self._expected:
             message = self.exchanger.workers.receive(source)[1]
-            self._ending.hear(message)
-            self._arrived.append(message)
+            self._ending.record(message)
+            assert message.tensor is not None, "gossip carries parameters"
+            self._arrived[len(self._masses)] = message.tensor
+            self._masses.append(message.weight)
         self._expected = []
 
     def _take_in(self) -> None:
-        for message in self._arrived:
-            self._numerator.add_(_payload(message).to(self._numerator.device))
-            self._mass += message.weight
-        self._arrived = []
+        for number, mass in enumerate(self._masses):
+            self._numerator.add_(self._arrived[number].to(self._numerator.device))
+            self._mass += mass
+        self._arrived, self._masses = {}, []
 
     def _wait_for_pushes(self) -> None:
         for push in self._pushes:
             push.wait()
         self._pushes = []
-
-
-def _payload(message: Message) -> Tensor:
-    assert message.tensor is not None, "gossip carries parameters"
-    return message.tensor

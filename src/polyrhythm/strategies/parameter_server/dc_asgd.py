@@ -5,9 +5,9 @@ arXiv 1609.08326.
 
     w' = w - lr * [ g_i + lambda_t * g_i * g_i * (w - w_bak(i)) ]      elementwise, whenever worker i's g_i arrives
 
-w_bak(i) = the parameters that worker i was answered with. In variant c, lambda_t = `lambda0`. Variant a
-divides it by the root of the gradients' mean square. The fields are those of the merge rule
-`delay_compensated`, with the details in its text. Servers keep N + 1 copies of the parameters, and for
+w_bak(i) = the parameters that worker i has received last. In variant c, lambda_t = `lambda0`. Variant a divides it by
+the square root of the gradients' moving mean square. The fields are those of the merge rule `delay_compensated`, which
+has the details. Servers keep N + 1 copies of the parameters, and for
 variant a also N mean squares.
 """
 
@@ -31,7 +31,7 @@ class DCASGD(Served):
         variant: `c` for a constant strength, `a` for one that adapts to the gradients' mean square.
         lambda0: strength of the correction; default: the paper's, 0.04 for `c` and 2 for `a`.
         m: decay of the mean square per step; of `a` only.
-        epsilon: added to the mean square; of `a` only.
+        epsilon: constant added to the mean square; of `a` only.
     """
 
     paper: ClassVar[Paper] = Paper(

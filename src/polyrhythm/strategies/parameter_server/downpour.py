@@ -41,35 +41,27 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Handle
-from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
+from polyrhythm.communication.message import Message
+from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import Configuration, admit_push_of_any_step
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
-from polyrhythm.strategies.parameter_server.serving.push_pull import ServerLink
+from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink, OwnModelWorker
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedRule
-from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import (
+from polyrhythm.strategies.resharding import (
+    EVERYTHING_OF_SERVER,
     STEPS,
     Held,
     Resharding,
-    State,
-    StateField,
     steps_known,
     steps_of_servers,
 )
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.state import OWN, StateField, reset
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
-from polyrhythm.strategies.worker_part import (
-    CatchesUp,
-    Presents,
-    Step,
-    UsesServers,
-    WorkerPart,
-    WorkerSetting,
-)
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
 
@@ -118,7 +110,7 @@ class Downpour(WithServers):
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
+        return FaultPolicy.independent(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
         return Resharding(
@@ -129,11 +121,8 @@ class Downpour(WithServers):
                 "and sums"
             ),
             newcomers="; {new} begin with the servers' parameters",
-            workers=(
-                StateField("pushed", "reset", "worker", lambda start: start.step),
-                StateField("*", "keep", "worker"),
-            ),
-            servers=(STEPS, StateField("*", "keep", "server")),
+            workers=SumWorker.fields,
+            servers=(STEPS, EVERYTHING_OF_SERVER),
             count=steps_of_servers,
             fits=_sum_fits,
         )
@@ -145,38 +134,39 @@ class Downpour(WithServers):
         return sum_session(setting.roles.workers, self.warm_start_steps)
 
 
-class SumWorker(WorkerPart, Presents, CatchesUp, UsesServers):
+class SumWorker(OwnModelWorker[FreeLink]):
     """Steps on its own, pushes sums of its gradients, and takes over what the servers hold."""
 
+    fields = (
+        StateField("own", Tensor, OWN, at="_flat.vector"),
+        StateField("sum", Tensor, OWN),
+        StateField("summed", int, OWN),
+        StateField("pushed", int, reset(lambda start: start.step, "worker")),
+        StateField("versions", list[int], OWN, at="_link._versions"),
+        *OwnModelWorker.fields,
+    )
+
     def __init__(self, setting: WorkerSetting, rhythm: Downpour) -> None:
-        super().__init__()
-        self._rank = setting.workers.rank
-        self._hands_out = self._rank == 0 and not setting.succeeds
-        self._flat = setting.flat
+        super().__init__(setting, FreeLink(setting, setting.plan, setting.steps or 0))
         self._rhythm = rhythm
         self._steps = setting.steps
-        self._servers = _Servers(setting)
         self._local = _plain_sgd(setting.plan).build(setting.flat.vector)
         self._sums = torch.zeros_like(setting.flat.vector), torch.zeros_like(setting.flat.vector)
         self._summed = 0
         self._pushed = 0
         self._stop = False
-        self._restored = False
+        self._rate = setting.plan.rate
 
-    def start(self, step: int) -> int:
-        """Take the servers' parameters; a resumed worker keeps its own if they hold all that it had pushed."""
-        if self._hands_out:
-            self._servers.initialise()
-        values, known = self._servers.pull_whole()
-        if self._restored and known == self._pushed:
-            return step
+    def keeps_own(self, step: int, known: Sequence[int]) -> bool:
+        return min(known) == self._pushed
+
+    def take_over(self, values: Tensor, known: Sequence[int]) -> None:
         self._flat.vector.copy_(values)
         self._sums[0].zero_()
-        self._summed, self._pushed = 0, known
-        return known
+        self._summed, self._pushed = 0, min(known)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        self._servers.note_read()
+        self._link.note_read()
         self._take()
         if step.weight > 0:
             gradients = self._flat.gradients
@@ -186,132 +176,51 @@ class SumWorker(WorkerPart, Presents, CatchesUp, UsesServers):
                 self._local.step(gradients, learning_rate * self._rhythm.local_rate)
         if step.number % self._rhythm.n_push == 0 or step.number + 1 == self._steps:
             self._push(step, learning_rate)
-        self._last = step, learning_rate
+        self._done, self._rate = step.number + 1, learning_rate
         if (step.number + 1) % self._rhythm.n_fetch == 0:
-            self._servers.fetch(stop=step.stop)
+            self._link.fetch(range(len(self._link.shards)), stop=step.stop)
         return self._stop
 
     def settle(self) -> None:
         self._take()
-        self._servers.wait_for_pushes()
-
-    def present(self) -> Tensor | None:
-        return self._servers.pull_whole()[0] if self._rank == 0 else None
+        self._link.wait_for_pushes()
 
     def catch_up(self) -> None:
         if self._rank == 0:
-            self._flat.vector.copy_(self._servers.pull_whole()[0])
+            self._flat.vector.copy_(self._link.pull_whole()[0])
 
-    def end(self) -> None:
+    def depart(self) -> None:
         self.settle()
         if self._summed:
-            self._push(*self._last)
-            self._servers.wait_for_pushes()
-        self._servers.leave()
-        if self._rank == 0:
-            self._flat.vector.copy_(self._servers.pull_whole(final=True)[0])
+            self._push(Step(self._done - 1), self._rate)
+            self._link.wait_for_pushes()
+        self._link.leave()
 
-    def let_go(self) -> None:
-        self._servers.leave()
-
-    def state(self) -> State:
-        """Return the worker's own parameters, and the sum that is not pushed yet."""
-        tensors = {"own": self._flat.vector, "sum": self._sums[0]}
-        facts = {"worker": self._rank, "summed": self._summed, "pushed": self._pushed}
-        return tensors, facts | {"versions": list(self._servers.versions)}
-
-    def load_state(self, state: State) -> None:
-        tensors, facts = state
-        if facts["worker"] != self._rank:
-            return
-        self._flat.vector.copy_(tensors["own"])
-        self._sums[0].copy_(tensors["sum"])
-        self._summed, self._pushed = facts["summed"], facts["pushed"]
-        self._servers.begin_with(facts["versions"])
-        self._restored = True
+    @property
+    def _sum(self) -> Tensor:
+        """Gradients that are not pushed yet, `(size,)`."""
+        return self._sums[0]
 
     def _take(self) -> None:
-        fetched = self._servers.take()
-        if fetched is not None:
-            values, stop = fetched
-            self._flat.vector.copy_(values)
+        for position, values, stop in self._link.take():
+            if values is not None:
+                self._flat.vector[self._link.shards[position]].copy_(values)
             self._stop |= stop
 
     def _push(self, step: Step, learning_rate: float) -> None:
-        self._servers.wait_for_pushes()  # the sum is overwritten next
+        self._link.wait_for_pushes()  # the sum is overwritten next
         pushed = replace(step, weight=float(self._summed))
-        self._servers.push(self._sums[0], pushed, learning_rate)
+        for position, shard in enumerate(self._link.shards):
+            self._link.push(position, self._sums[0][shard], pushed, learning_rate)
         self._sums = self._sums[1], self._sums[0]
         self._sums[0].zero_()
         self._summed, self._pushed = 0, step.number + 1
 
 
-class _Servers(ServerLink):
-    """A worker's end of all shards, where pushes and fetches travel while it computes."""
-
-    def __init__(self, setting: WorkerSetting) -> None:
-        super().__init__(setting, setting.plan, setting.steps or 0)
-        self._read = self._versions
-        self._pushing: list[Handle] = []
-        self._fetching = False
-
-    @property
-    def versions(self) -> list[int]:
-        """Version of each server's latest parameters."""
-        return self._versions
-
-    def begin_with(self, versions: list[int]) -> None:
-        """Take the versions of a resumed run."""
-        self._versions = list(versions)
-
-    def note_read(self) -> None:
-        """Take note that the gradient that is ready was computed from what is there now."""
-        self._read = self._versions
-
-    def fetch(self, stop: bool) -> None:
-        """Ask for the parameters, to be taken later."""
-        for server in self._servers:
-            self._network.send(server, Message(Kind.FETCH, stop=stop))
-        self._fetching = True
-
-    def take(self) -> tuple[Tensor, bool] | None:
-        """Return what was asked for, and whether this worker must stop; None if nothing was."""
-        if not self._fetching:
-            return None
-        self._fetching = False
-        answers = [self._answer(position) for position in range(len(self._servers))]
-        values, _, stop = self._whole(answers)
-        return values, stop
-
-    def push(self, total: Tensor, step: Step, learning_rate: float) -> None:
-        """Start to push a sum, which must not change before `wait_for_pushes`."""
-        self._pushing = [
-            self._network.start_send(
-                server,
-                Message(
-                    Kind.PUSH,
-                    total[shard],
-                    version=version,
-                    step=step.number,
-                    weight=step.weight,
-                    learning_rate=learning_rate,
-                    stop=step.stop,
-                ),
-            )
-            for server, shard, version in zip(self._servers, self._shards, self._read, strict=True)
-        ]
-
-    def wait_for_pushes(self) -> None:
-        """Wait until what is being pushed may change."""
-        for handle in self._pushing:
-            handle.wait()
-        self._pushing = []
-
-
 def _plain_sgd(plan: OptimizerPlan) -> OptimizerPlan:
     """Return SGD without momentum for the same numbers, at the same ratios of learning rates."""
     spans = tuple(replace(span, options={"lr": span.options["lr"]}) for span in plan.spans)
-    return OptimizerPlan("SGD", spans, plan.rate)
+    return replace(plan, kind="SGD", spans=spans)
 
 
 def sum_session(workers: tuple[int, ...], warm_start_steps: int) -> ServerSession:
@@ -323,7 +232,7 @@ class SumRule(OptimizedRule):
     """An optimizer's step with every sum. A contribution's weight is how many gradients are in it.
 
     Args:
-        gate: learns how many steps a worker takes.
+        gate: gate, which is notified of the number of steps that a worker takes.
     """
 
     admit = staticmethod(admit_push_of_any_step)  # a sum may end at any step

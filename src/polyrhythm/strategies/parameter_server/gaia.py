@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -40,10 +40,10 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
+from polyrhythm.strategies.aggregator import mean
+from polyrhythm.strategies.fault_policy import FaultPolicy, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.consistency.synchronous import SynchronousGate
-from polyrhythm.strategies.parameter_server.rules.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, payload
 from polyrhythm.strategies.parameter_server.serving.gate import Decision
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
@@ -56,9 +56,10 @@ from polyrhythm.strategies.parameter_server.serving.rule import (
 )
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedRule
+from polyrhythm.strategies.resharding import EVERYTHING_OF_SERVER, STEPS, Held, Resharding
 from polyrhythm.strategies.role_assignment import RoleAssignment, roles_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import STEPS, Held, Resharding, State, StateField
+from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Facts, Paper, Traits, needs_as_many
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
@@ -121,7 +122,7 @@ class Gaia(WithServers):
     def faults(self, workers: int) -> FaultPolicy:
         """Return a policy to continue: sites hold the run's state, and none waits for one without workers."""
         # A site waits for the rounds of others, and for all of its own workers.
-        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.BEHIND)
+        return FaultPolicy.independent(workers, Rejoin.BEHIND)
 
     def resharding(self, before: int, after: int) -> Resharding:
         """Return how a checkpoint is converted, where as many sites have workers as had."""
@@ -134,7 +135,7 @@ class Gaia(WithServers):
         return Resharding(
             after=after,
             text="the sites continue with their parameters, optimizers, and unsent updates",
-            servers=(STEPS, StateField("*", "keep", "server")),
+            servers=(STEPS, EVERYTHING_OF_SERVER),
             count=lambda held: self._taken(old, held),
             pushers=lambda server: len(new[server // self.servers]),
         )
@@ -269,7 +270,7 @@ class SiteGate(SynchronousGate):
 class SiteRule(OptimizedRule):
     """A site's copy of a shard, and the changes that it sends to other sites.
 
-        workers of the site ── PUSH ─▶ held until all are there ─▶ optimizer step: w += u, U += u
+        workers of the site ── PUSH ─▶ held until all have arrived ─▶ optimizer step: w += u, U += u
         other sites         ◀─ significant part of U ─────┘      ─▶ w += what they send
         workers of the site ◀─ PARAMETERS ── unless another site is too many rounds behind,
                                              or has announced a large packet
@@ -288,7 +289,7 @@ class SiteRule(OptimizedRule):
 
     def __init__(self, gate: SiteGate, post: Post, idle: tuple[int, ...], terms: Gaia) -> None:
         super().__init__(gate)
-        self.final = post.all_gone
+        self.final = post.all_left
         self._post = post
         self._idle = idle
         self._terms = terms
@@ -302,13 +303,13 @@ class SiteRule(OptimizedRule):
     def configure(self, message: Message) -> None:
         """Take the plan of the optimizer, and pass it on to the other sites."""
         super().configure(message)
-        self.told += [(peer, message) for peer in self._post.peers]
+        self.outgoing += [(peer, message) for peer in self._post.peers]
 
     def begin(self, values: Tensor) -> None:
         """Begin, and pass the parameters on to the other sites."""
         copies = [(peer, Message(Kind.PARAMETERS, values.clone())) for peer in self._post.peers]
         self._begin_here(values)
-        self.told = copies + self.told
+        self.outgoing = copies + self.outgoing
 
     def _begin_here(self, values: Tensor) -> None:
         resumed = self._resumed
@@ -316,7 +317,7 @@ class SiteRule(OptimizedRule):
         self._unsent = Significance(self.values)
         if resumed is not None:
             self._unsent.retained = resumed[0]["retained"]
-            self.told += self._post.tell_again()
+            self.outgoing += self._post.resend_round()
 
     def apply(self, batch: Sequence[Contribution], version: int) -> Applied:
         """Make a round's update, and send the other sites the significant part of all updates."""
@@ -329,7 +330,7 @@ class SiteRule(OptimizedRule):
         post, terms = self._post, self._terms
         packet = self._unsent.take(self.values, terms.threshold_of(post.clock + 1))
         large = packet is not None and len(packet) > terms.barrier * len(self.values)
-        self.told += post.tell(packet, large=large)
+        self.outgoing += post.next_round(packet, large=large)
         staleness = Counter(version - entry.read_version for entry in weighty)
         return Applied(batch, int(bool(weighty)), staleness)
 
@@ -340,7 +341,7 @@ class SiteRule(OptimizedRule):
             return News(done=True)
         if peer not in post.peers:
             raise RefusedMessage(
-                Reason.SENDER, f"a site heard {kind.name} from rank {peer}, which is no part of it"
+                Reason.SENDER, f"a site received {kind.name} from rank {peer}, which is no part of it"
             )
         if kind is Kind.CONFIGURE:
             super().configure(message)
@@ -352,9 +353,9 @@ class SiteRule(OptimizedRule):
             admit_bare(message)
             self._ending = True
         elif kind in (Kind.DIFFERENCE, Kind.LEAVE):
-            packet = post.hear(peer, SiteRound.of(message))
+            packet = post.receive(peer, SiteRound.of(message))
             post.stop |= message.stop
-            self.final = post.all_gone
+            self.final = post.all_left
             if packet is None:
                 return News(stop=message.stop)
             self.change(lambda values: add_packet(values, packet))
@@ -370,18 +371,18 @@ class SiteRule(OptimizedRule):
         if done:
             if not self._over:
                 others = (*post.peers, *self._idle)
-                self.told += [(rank, Message(Kind.LEAVE, stop=True)) for rank in others]
+                self.outgoing += [(rank, Message(Kind.LEAVE, stop=True)) for rank in others]
             self._over = True
             return
         self._final_asked |= final
         self._ending |= final
         if not there and lost and not self._ending:
-            self.told += post.sleep()
+            self.outgoing += post.sleep()
         elif not there and not self._through:
             self._through = True
-            self.told += post.tell(self._unsent.take_all() if self.ready else None, last=True)
+            self.outgoing += post.next_round(self._unsent.take_all() if self.ready else None, last=True)
         asleep = post.asleep if final else ()
-        self.told += [(peer, Message(Kind.PULL, stop=True)) for peer in asleep if peer not in self._asked]
+        self.outgoing += [(peer, Message(Kind.PULL, stop=True)) for peer in asleep if peer not in self._asked]
         self._asked = set(asleep)
 
     def admits(self, pusher: int) -> bool:
@@ -394,34 +395,34 @@ class SiteRule(OptimizedRule):
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
-        self._post.load_state(state[0], state[1]["post"])
+        self._post.load_state((state[0], state[1]["post"]))
 
 
 class SiteRound(NamedTuple):
-    """A round of a site, as the same shard's server at another site hears of it.
+    """A round of a site, as sent to the same shard's server at another site.
 
     Attributes:
         number: number of the round, from 1.
         packet: `(m,)`, what of the site's updates is significant, if anything is; see `Significance`.
-        heard: the newest round of the receiver's that the site has.
+        latest: number of the receiver's newest round that the site has received.
         stop: whether someone wants to stop.
         last: whether the site's workers have left.
     """
 
     number: int
     packet: Tensor | None
-    heard: int
+    latest: int
     stop: bool = False
     last: bool = False
 
     def message(self) -> Message:
         """Pack it to be sent."""
         kind = Kind.LEAVE if self.last else Kind.DIFFERENCE
-        return Message(kind, self.packet, version=self.number, step=self.heard, stop=self.stop)
+        return Message(kind, self.packet, version=self.number, step=self.latest, stop=self.stop)
 
     @classmethod
     def of(cls, message: Message) -> SiteRound:
-        """Read what `message` packed."""
+        """Unpack the result of `message`."""
         last = message.kind is Kind.LEAVE
         return cls(message.version, message.tensor, message.step, message.stop, last)
 
@@ -444,7 +445,7 @@ class Announcement:
 
     @classmethod
     def of(cls, message: Message) -> Announcement:
-        """Read what `message` packed; raise `RefusedMessage` if it carries a tensor, or the number cannot be."""
+        """Unpack the result of `message`; raise `RefusedMessage` if it has a tensor or an impossible number."""
         if message.tensor is not None:
             raise RefusedMessage(Reason.PAYLOAD, "an ANNOUNCE arrived with a tensor")
         if message.version < 1:
@@ -479,7 +480,7 @@ class Post:
     def __init__(self, peers: tuple[int, ...]) -> None:
         self.clock = 0
         self.stop = False
-        self._heard = dict.fromkeys(peers, 0)
+        self._latest = dict.fromkeys(peers, 0)
         self._acknowledged = dict.fromkeys(peers, 0)
         self._gone: set[int] = set()
         self._asleep: set[int] = set()
@@ -490,13 +491,13 @@ class Post:
     @property
     def peers(self) -> tuple[int, ...]:
         """Ranks of the other sites' servers."""
-        return tuple(self._heard)
+        return tuple(self._latest)
 
     @property
     def slowest(self) -> int:
         """The least clock of the sites that are still training, as far as is known; this site's own if it is alone."""
         away = self._gone | self._asleep
-        return min((clock for peer, clock in self._heard.items() if peer not in away), default=self.clock)
+        return min((clock for peer, clock in self._latest.items() if peer not in away), default=self.clock)
 
     @property
     def asleep(self) -> tuple[int, ...]:
@@ -509,7 +510,7 @@ class Post:
             return []
         self._sleeps = True
         announcement = Announcement(self.clock + 1, sleeps=True).message()
-        return [(peer, announcement) for peer in self._heard]
+        return [(peer, announcement) for peer in self._latest]
 
     @property
     def awaits(self) -> bool:
@@ -517,11 +518,11 @@ class Post:
         return bool(self._announced)
 
     @property
-    def all_gone(self) -> bool:
+    def all_left(self) -> bool:
         """Whether all other sites have sent their last."""
-        return len(self._gone) == len(self._heard)
+        return len(self._gone) == len(self._latest)
 
-    def tell(self, packet: Tensor | None, *, large: bool = False, last: bool = False) -> list[Reply]:
+    def next_round(self, packet: Tensor | None, *, large: bool = False, last: bool = False) -> list[Reply]:
         """Begin the next round with its significant changes; return the messages to all other sites.
 
         Args:
@@ -533,20 +534,20 @@ class Post:
             self._sleeps = False
             self.clock = max(self.clock, self.slowest)
         self.clock += 1
-        if packet is not None and self._heard:
+        if packet is not None and self._latest:
             self._kept[self.clock] = packet
         announcement = Announcement(self.clock).message()
         stop = self.stop and not last
-        return [(peer, announcement) for peer in self._heard if large] + [
-            (peer, SiteRound(self.clock, packet, heard, stop, last).message())
-            for peer, heard in self._heard.items()
+        return [(peer, announcement) for peer in self._latest if large] + [
+            (peer, SiteRound(self.clock, packet, latest, stop, last).message())
+            for peer, latest in self._latest.items()
         ]
 
-    def tell_again(self) -> list[Reply]:
-        """Return what others may not have got before a checkpoint was made."""
+    def resend_round(self) -> list[Reply]:
+        """Return the messages that others may not have received before a checkpoint was made."""
         return [
-            (peer, SiteRound(number, packet, heard).message())
-            for peer, heard in self._heard.items()
+            (peer, SiteRound(number, packet, latest).message())
+            for peer, latest in self._latest.items()
             for number, packet in self._kept.items()
         ]
 
@@ -554,33 +555,34 @@ class Post:
         """Take another site's announcement."""
         if announcement.sleeps:
             self._asleep.add(peer)
-        elif announcement.number > self._heard[peer]:
+        elif announcement.number > self._latest[peer]:
             self._announced[peer] = announcement.number
 
-    def hear(self, peer: int, told: SiteRound) -> Tensor | None:
+    def receive(self, peer: int, site_round: SiteRound) -> Tensor | None:
         """Take another site's round; return its packet, if it has one that is new."""
-        self._acknowledged[peer] = max(self._acknowledged[peer], told.heard)
+        self._acknowledged[peer] = max(self._acknowledged[peer], site_round.latest)
         known = min(self._acknowledged.values())
         self._kept = {number: packet for number, packet in self._kept.items() if number > known}
-        if told.number >= self._announced.get(peer, 0):
+        if site_round.number >= self._announced.get(peer, 0):
             self._announced.pop(peer, None)
-        if told.last:
+        if site_round.last:
             self._gone.add(peer)
-        if told.number <= self._heard[peer]:
+        if site_round.number <= self._latest[peer]:
             return None
-        self._heard[peer] = told.number
+        self._latest[peer] = site_round.number
         self._asleep.discard(peer)
-        return told.packet
+        return site_round.packet
 
     def state(self) -> State:
         """Return clocks, and what is on its way."""
-        facts = {"clock": self.clock, "heard": list(self._heard.values()), "kept": list(self._kept)}
+        facts = {"clock": self.clock, "heard": list(self._latest.values()), "kept": list(self._kept)}
         return {f"{_PACKET}{number}": packet for number, packet in self._kept.items()}, facts
 
-    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def load_state(self, state: State) -> None:
         """Restore what `state` returned."""
+        tensors, facts = state
         self.clock = facts["clock"]
-        self._heard = dict(zip(self._heard, facts["heard"], strict=True))
+        self._latest = dict(zip(self._latest, facts["heard"], strict=True))
         self._kept = {number: tensors[f"{_PACKET}{number}"] for number in facts["kept"]}
 
 
@@ -628,7 +630,7 @@ class Significance:
 
 
 def add_packet(values: Tensor, packet: Tensor) -> None:
-    """Add what another site has sent to the values, `(n,)`, in place."""
+    """Add the changes from another site to the values, `(n,)`, in place."""
     if len(packet) == len(values):
         values.add_(packet)
         return

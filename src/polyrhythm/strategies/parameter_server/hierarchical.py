@@ -28,10 +28,10 @@ from torch import Tensor
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.aggregator import mean
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.rules.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.admission import (
     Configuration,
     admitted_initial,
@@ -39,7 +39,7 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
 )
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency, Decision, Gate
 from polyrhythm.strategies.parameter_server.serving.membership import latest_entrance
-from polyrhythm.strategies.parameter_server.serving.parts import Coming
+from polyrhythm.strategies.parameter_server.serving.parts import PartialPush
 from polyrhythm.strategies.parameter_server.serving.planned_push import (
     Planned,
     admit_planned_push,
@@ -63,9 +63,10 @@ from polyrhythm.strategies.parameter_server.serving.rule import (
 )
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import shard_session
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting, ServerStats
-from polyrhythm.strategies.state import Resharding, State
+from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
@@ -244,13 +245,13 @@ class LeafSession(ServerSession):
         self._owed: dict[int, deque[tuple[int, int]]] = {}
         """Stretches of the answer that each answered worker still gets, in their order."""
         self._kept_back: list[Reply] = []
-        """Answers in one piece, until all of it is there."""
+        """Answers in one piece, until they are complete."""
 
-    def _go_on_without(self, rank: int) -> list[Reply]:
+    def _continue_without(self, rank: int) -> list[Reply]:
         self._owed.pop(rank, None)
         self._kept_back = [reply for reply in self._kept_back if reply[0] != rank]
-        self._passing.go_on_without()
-        return super()._go_on_without(rank)
+        self._passing.continue_without()
+        return super()._continue_without(rank)
 
     def _completed(self, replies: list[Reply]) -> list[Reply]:
         self._pass_on()
@@ -267,16 +268,16 @@ class LeafSession(ServerSession):
             else:
                 found.append((to, reply._replace(tensor=arriving.values[:0])))
                 self._owed[to] = deque(pairwise([0, *cuts, len(arriving.values)]))
-                found += self._parts_there(to, arriving)
+                found += self._arrived_parts(to, arriving)
         for to in list(self._owed):
-            found += self._parts_there(to, arriving)
+            found += self._arrived_parts(to, arriving)
         if arriving.is_whole:
             self._passing.arriving = None
             kept, self._kept_back = self._kept_back, []
             found += kept
         return found
 
-    def _parts_there(self, to: int, arriving: Arriving) -> list[Reply]:
+    def _arrived_parts(self, to: int, arriving: Arriving) -> list[Reply]:
         """Return the parts that have arrived and that a worker still has to get."""
         found: list[Reply] = []
         owed = self._owed[to]
@@ -293,13 +294,13 @@ class LeafSession(ServerSession):
         pushers = group.taking_part
         if self._parts is None or group.question is not None or all(map(group.has_pushed, pushers)):
             return
-        coming: list[Coming] = []
+        coming: list[PartialPush] = []
         for pusher in pushers:
             if group.has_pushed(pusher):
                 [entry] = self._held.of(pusher)
                 if len(entry.gradient) != len(self.values):  # it brings more than a gradient
                     return
-                coming.append(Coming(entry.gradient, entry.step, 0, entry.weight))
+                coming.append(PartialPush(entry.gradient, entry.step, 0, entry.weight))
             elif (part := self._parts.coming(self._members[pusher])) is not None:
                 coming.append(part)
             else:
@@ -307,7 +308,7 @@ class LeafSession(ServerSession):
         self._passing.pass_on(pushers, coming)
 
     def stats(self) -> ServerStats:
-        """Return what it has counted; the roots count the staleness, and the steps that they leave out."""
+        """Return its counters; the roots count the staleness and the dropped steps."""
         absent = {self._members[pusher]: stretches for pusher, stretches in self._absent.items()}
         return ServerStats({}, self.version, self.steps, absent=absent)
 
@@ -339,7 +340,7 @@ class LeafGate(Gate):
 
     def __init__(self, members: int) -> None:
         self.question: Question | None = None
-        self.there = set(range(members))
+        self.present = set(range(members))
         self.ending = self.stopped = False
         self.absent: dict[int, list[list[int]]] = {}
         self._held: set[int] = set()
@@ -355,19 +356,19 @@ class LeafGate(Gate):
     def ask(self, pusher: int, step: int) -> Decision:
         if self.ending:  # worker 0's replacement, which has no step left
             return Decision(answer=(pusher,), step=self._step)
-        if pusher not in self.there:
-            if self.question is not None or pusher in self._held or not self.there:
+        if pusher not in self.present:
+            if self.question is not None or pusher in self._held or not self.present:
                 self._entering[pusher] = step
                 return Decision()
             if self._step is not None:
-                self._let_in(pusher, step)
+                self._admit(pusher, step)
                 return Decision(answer=(pusher,), step=self._step)
-            self.there.add(pusher)
+            self.present.add(pusher)
         self._asking.append(pusher)
         return Decision()
 
     def check_turn(self, pusher: int) -> None:
-        if pusher in self._held or pusher not in self.there:
+        if pusher in self._held or pusher not in self.present:
             raise RefusedMessage(Reason.ORDER, "a worker pushed a second time, or after it had left")
 
     def arrive(self, pusher: int, step: int) -> Decision:
@@ -375,7 +376,7 @@ class LeafGate(Gate):
         return Decision()
 
     def leave(self, pusher: int) -> Decision:
-        self.there.discard(pusher)
+        self.present.discard(pusher)
         self._entering.pop(pusher, None)
         self._asking = [other for other in self._asking if other != pusher]
         self._waiting = [other for other in self._waiting if other != pusher]
@@ -384,7 +385,7 @@ class LeafGate(Gate):
     @property
     def taking_part(self) -> list[int]:
         """Workers with gradients in the next mean, in order."""
-        return sorted(self.there | self._held)
+        return sorted(self.present | self._held)
 
     def has_pushed(self, pusher: int) -> bool:
         """Return whether a gradient of it is held."""
@@ -404,14 +405,14 @@ class LeafGate(Gate):
             self._answered = False
             answer = (*self._waiting, *self._entering)
             for pusher, step in self._entering.items():
-                self._let_in(pusher, step)
+                self._admit(pusher, step)
             self._waiting, self._entering = [], {}
             return Decision(answer=answer, step=self._step)
-        if self.question is not None or not self._held or not self.there <= self._held:
+        if self.question is not None or not self._held or not self.present <= self._held:
             return None
         self.question = Question.PUSH
         apply, self._held = tuple(sorted(self._held)), set()
-        self._waiting = [pusher for pusher in apply if pusher in self.there]
+        self._waiting = [pusher for pusher in apply if pusher in self.present]
         for pusher in self._entering:
             self._entering[pusher] += pusher in apply
         return Decision(apply=apply)
@@ -420,8 +421,8 @@ class LeafGate(Gate):
         """Open the question for parameters, if that is what the group waits for; return whether it is opened."""
         if self.question is not None:
             return False
-        all_ask = bool(self._asking) and self.there <= self._held | set(self._asking)
-        if not all_ask and (self.there or not self._entering):
+        all_ask = bool(self._asking) and self.present <= self._held | set(self._asking)
+        if not all_ask and (self.present or not self._entering):
             return False
         self.question = Question.PULL
         self._waiting, self._asking = self._asking, []
@@ -432,8 +433,8 @@ class LeafGate(Gate):
         entering, self._entering = list(self._entering), {}
         return entering
 
-    def _let_in(self, pusher: int, step: int) -> None:
-        self.there.add(pusher)
+    def _admit(self, pusher: int, step: int) -> None:
+        self.present.add(pusher)
         if self._step is not None and step < self._step:
             self.absent.setdefault(pusher, []).append([step, self._step])
 
@@ -538,7 +539,7 @@ class LeafRule(Rule):
         plan = admitted_initial(self._plan, values, ready=self._begun)
         self._begun = True
         for root, shard in zip(self._roots, shards(len(values), len(self._roots)), strict=True):
-            self.told += [
+            self.outgoing += [
                 (root, Configuration(plan.part(shard.start, shard.stop)).message()),
                 (root, Message(Kind.PARAMETERS, values[shard])),
             ]
@@ -555,7 +556,7 @@ class LeafRule(Rule):
         left = len(whole)
         if passed is not None and plan is None and written is None:
             left = passed.left(batch[0].step, [entry.pusher for entry in batch], weights, left)
-        self.told += [
+        self.outgoing += [
             (
                 root,
                 Message(
@@ -578,7 +579,7 @@ class LeafRule(Rule):
         ]
         return Applied(batch, 0, {})
 
-    def pass_on(self, pushers: list[int], coming: Sequence[Coming]) -> None:
+    def pass_on(self, pushers: list[int], coming: Sequence[PartialPush]) -> None:
         """Push the mean of all new numbers that every pusher has pushed so far.
 
         If other workers take part than at the beginning of this push, the whole mean follows in the end.
@@ -594,7 +595,9 @@ class LeafRule(Rule):
             first, last = max(start, shard.start), min(stop, shard.stop)
             if first < last:
                 numbers = part[first - start : last - start]
-                self.told.append((root, Message(Kind.PART, numbers, version=first - shard.start, step=step)))
+                self.outgoing.append(
+                    (root, Message(Kind.PART, numbers, version=first - shard.start, step=step))
+                )
         self._passed.start = start
 
     def answer(self, pusher: int, version: int) -> Tensor:
@@ -602,13 +605,14 @@ class LeafRule(Rule):
 
     def on_peer(self, peer: int, message: Message) -> News | None:
         if peer in self._roots:
-            return self._hear_root(peer, message)
+            return self._handle_root(peer, message)
         if peer not in self._others or message.kind is not Kind.LEAVE:
             raise RefusedMessage(
-                Reason.SENDER, f"a leaf heard {message.kind.name} from rank {peer}, which is not of its group"
+                Reason.SENDER,
+                f"a leaf received {message.kind.name} from rank {peer}, which is not of its group",
             )
         self._over = True
-        self._turn_away()
+        self._reject()
         return News(done=True)
 
     def attend(self, presence: Presence) -> None:
@@ -616,7 +620,7 @@ class LeafRule(Rule):
         group = self._group
         if presence.done:
             others = () if self._over else (*self._others, *self._roots)
-            self.told += [(rank, Message(Kind.LEAVE)) for rank in others]
+            self.outgoing += [(rank, Message(Kind.LEAVE)) for rank in others]
             self._over = True
             return
         if group.begin_pull():
@@ -625,23 +629,23 @@ class LeafRule(Rule):
         elif group.question is None and presence.final and not self.final:
             group.question, group.ending = Question.FINAL, True
             self._ask_roots(stop=True)
-        if not group.there and self._counted_by_roots and group.question in (None, Question.FINAL):
+        if not group.present and self._counted_by_roots and group.question in (None, Question.FINAL):
             self._counted_by_roots = False
-            self.told += [(root, Message(Kind.LEAVE)) for root in self._roots]
+            self.outgoing += [(root, Message(Kind.LEAVE)) for root in self._roots]
 
     def admits(self, pusher: int) -> bool:
         return pusher == 0 or not self._group.ending
 
-    def go_on_without(self) -> None:
+    def continue_without(self) -> None:
         """Stop passing on a mean with a worker that may not take part any more: all of it follows in the end."""
         if self._passed is not None:
             self._passed.pushers = []
 
     def _ask_roots(self, *, stop: bool) -> None:
         self._passed = None  # a pull makes them forget what they have of a push
-        self.told += [(root, Message(Kind.PULL, stop=stop)) for root in self._roots]
+        self.outgoing += [(root, Message(Kind.PULL, stop=stop)) for root in self._roots]
 
-    def _hear_root(self, root: int, message: Message) -> News | None:
+    def _handle_root(self, root: int, message: Message) -> News | None:
         if message.kind is Kind.PART:
             if root in self._answers:  # others have not answered
                 self._early.append((root, message))
@@ -660,7 +664,7 @@ class LeafRule(Rule):
             return None
         entrance = latest_entrance(answers)
         if entrance is not None:  # the leaf returns to synchronous leaves
-            self.told += [(root, entrance) for root in self._roots]
+            self.outgoing += [(root, entrance) for root in self._roots]
             return None
         asked = self._group.question
         self._take_values(answers)
@@ -688,15 +692,17 @@ class LeafRule(Rule):
     def _end(self, answers: list[Message]) -> None:
         """Notify waiting replacements, and the other roots, that the run is ending, as some roots have answered."""
         self._group.question, self._counted_by_roots = None, False
-        self._turn_away()
-        self.told += [
+        self._reject()
+        self.outgoing += [
             (root, Message(Kind.LEAVE))
             for root, answer in zip(self._roots, answers, strict=True)
             if answer.kind is not Kind.LEAVE
         ]
 
-    def _turn_away(self) -> None:
-        self.told += [(self._members[pusher], Message(Kind.LEAVE)) for pusher in self._group.take_entering()]
+    def _reject(self) -> None:
+        self.outgoing += [
+            (self._members[pusher], Message(Kind.LEAVE)) for pusher in self._group.take_entering()
+        ]
 
 
 class RootSession(ServerSession):

@@ -17,17 +17,18 @@ Departures from the paper:
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.communicator import NoSharedMemory
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
-from polyrhythm.strategies.state import Resharding, State, StateField
+from polyrhythm.strategies.fault_policy import FaultPolicy
+from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.state import OWN, Part, State, StateField, reset
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
-from polyrhythm.strategies.worker_part import CatchesUp, Follows, Step, UsesServers, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import update_as
 
 
@@ -65,7 +66,7 @@ class Hogwild(Strategy):
         if workers == 1:
             return FaultPolicy()
         # A replacement of worker 0 finds the vector through any of the others.
-        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
+        return FaultPolicy.independent(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
         return Resharding(
@@ -73,8 +74,8 @@ class Hogwild(Strategy):
             text="the shared vector stays, and {kept} workers keep their optimizers",
             newcomers="; {new} begin without momentum",
             workers=(
-                StateField("counts", "reset", "worker", lambda start: [start.step] * after),
-                StateField("*", "keep", "worker"),
+                StateField("counts", list[int], reset(lambda start: [start.step] * after, "worker")),
+                StateField("", Part, OWN),
             ),
             count=lambda held: list(held.workers[0][1]["counts"]),
         )
@@ -83,7 +84,7 @@ class Hogwild(Strategy):
         return HogwildWorker(setting)
 
 
-class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
+class HogwildWorker(WorkerPart):
     """Steps on the shared vector with gradients of its copy.
 
     The counts are shared as well: number of gradients of each worker in the vector, and whether a stop was
@@ -91,7 +92,7 @@ class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
     update has not counted it, so its replacement takes that step again.
     """
 
-    follows = Follows.PLAN
+    follows = OptimizerSource.PLAN
 
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
         self._rank = setting.workers.rank
         self._flat = setting.flat
         self._plan = setting.plan
-        self._vector = setting.flat.vector  # until the shared one is there
+        self._vector = setting.flat.vector  # until the shared one exists
         self._optimizer = setting.plan.build(self._vector)
         self._counts = torch.zeros(setting.workers.size + 1, dtype=torch.int64)
         self._read = self._counts.clone()
@@ -125,7 +126,7 @@ class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
             ) from None
         self._optimizer = self._plan.build(self._vector)
         if self._resumed is not None:
-            self._take_back(*self._resumed)
+            self._restore(*self._resumed)
         self._look()
         done = int(self._counts[self._rank])
         self._uncount(self.staleness.total() - done)
@@ -157,7 +158,7 @@ class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
     def catch_up(self) -> None:
         self._look()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._look()
 
     def state(self) -> State:
@@ -168,10 +169,10 @@ class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
         """Restore the counts; the vector is worker 0's copy."""
         self._resumed = state
 
-    def _take_back(self, tensors: dict[str, Tensor], facts: dict[str, object]) -> None:
+    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         if facts["worker"] != self._rank:
             return  # another's, where this one had handed in none
-        self._optimizer.load_state(tensors, facts["optimizer"])  # type: ignore[arg-type]
+        self._optimizer.load_state((tensors, facts["optimizer"]))
 
     def _look(self) -> None:
         self._read = self._counts.clone()

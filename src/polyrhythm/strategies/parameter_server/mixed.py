@@ -46,14 +46,15 @@ from polyrhythm.strategies.parameter_server.groups.group_server import (
     GroupServer,
 )
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
-from polyrhythm.strategies.parameter_server.rules.aggregator import MERGE_RULES, MergeRule
+from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES, MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.parameter_server.serving.resharding import of_servers
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.resharding import Held, Resharding
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import Held, Resharding, State, below, prefixed
+from polyrhythm.strategies.state import State, below, prefixed
 from polyrhythm.strategies.strategy import (
     AveragesGradients,
     Facts,
@@ -64,19 +65,7 @@ from polyrhythm.strategies.strategy import (
     Traits,
     needs_as_many,
 )
-from polyrhythm.strategies.worker_part import (
-    CatchesUp,
-    Follows,
-    Logged,
-    OverlapsBackward,
-    Presents,
-    SkipsSteps,
-    Step,
-    UsesServers,
-    WorkerPart,
-    WorkerSetting,
-    Writes,
-)
+from polyrhythm.strategies.worker_part import Logged, OptimizerSource, Step, WorkerPart, WorkerSetting, Writes
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.flat_parameters import TAIL
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -139,7 +128,7 @@ class Mixed(WithServers, SizesBuckets):
             slices=min(self.replicas, workers),
             exact_sums=inside.exact_sums,
             counts_samples=inside.counts_samples,
-            # Where servers own the optimizer: a round's movement is rounded on its way.
+            # If servers own the optimizer, a round's movement is rounded in transit.
             plain_alone=inside.output is GroupOutput.GRADIENTS,
         )
 
@@ -188,7 +177,7 @@ class Mixed(WithServers, SizesBuckets):
         return groups_of_rounds(servers, self.inside.resharding(before, after))
 
     def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
-        """Return what the inside strategy returns."""
+        """Return the result of the inside strategy."""
         return self.inside.bucket_bytes_for(workers, like) if isinstance(self.inside, SizesBuckets) else None
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
@@ -253,7 +242,7 @@ def _reason(inside: Strategy) -> str:
 
 
 class ServersOfGroup:
-    """A group's link with the servers: its first present member speaks for it, and shares the answers.
+    """A group's link with the servers: its first present member sends for it, and shares the answers.
 
     Args:
         setting: setting of this member.
@@ -273,9 +262,9 @@ class ServersOfGroup:
         self._plan, self._contributions = plan, contributions
         self._link: PushPull | None = None
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """Give the servers their parameters; worker 0 calls it, before any group pulls."""
-        self._made().initialise()
+        self._made().initialize()
 
     def meet(self, group: Communicator) -> None:
         """Begin a view of the group: all members receive the servers' parameters."""
@@ -316,7 +305,7 @@ class ServersOfGroup:
             self._link.leave()
 
     def pull_final(self) -> None:
-        """Wait for the run's final parameters; worker 0 calls it, whether it speaks or not."""
+        """Wait for the run's final parameters; worker 0 calls it, whether it is the group's sender or not."""
         self._link = self._link or self._made()
         self._link.pull(final=True)
 
@@ -338,7 +327,7 @@ _EXACT = 256
 """All smaller whole numbers are exact in bfloat16."""
 
 
-class MixedWorker(WorkerPart, Logged, OverlapsBackward, SkipsSteps, Presents, CatchesUp, UsesServers):
+class MixedWorker(Logged):
     """Continues with its group: the first member pushes contributions, and shares the answers.
 
     A push is an entry of the group's log. The servers keep what has arrived of a group, so after a failure the next
@@ -368,7 +357,7 @@ class MixedWorker(WorkerPart, Logged, OverlapsBackward, SkipsSteps, Presents, Ca
     def start(self, step: int) -> int:
         """Start from the servers' parameters: worker 0 hands them out, first members pull and share them."""
         if self._leads_run:
-            self.servers.initialise()
+            self.servers.initialize()
         self.servers.meet(self.exchanger.workers)
         return self._begin_at_servers(step)
 
@@ -425,7 +414,7 @@ class MixedWorker(WorkerPart, Logged, OverlapsBackward, SkipsSteps, Presents, Ca
     def _push_rest(self) -> None:
         """Push what the servers have not received when training is complete."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.servers.leave()
 
     def to_enter_with(self) -> State:
@@ -434,7 +423,7 @@ class MixedWorker(WorkerPart, Logged, OverlapsBackward, SkipsSteps, Presents, Ca
     def enter(self, state: State, step: int) -> None:
         pass
 
-    def come_in(self, joins: int) -> None:
+    def take_part(self, joins: int) -> None:
         if joins == MODELS:
             self.present()
         elif joins == NEWEST:
@@ -452,7 +441,7 @@ class Gradients(MixedWorker):
         mean: mean of the group's gradients.
     """
 
-    follows = Follows.PLAN
+    follows = OptimizerSource.PLAN
 
     def __init__(self, setting: WorkerSetting, group: Communicator, mean: GradientMean) -> None:
         super().__init__(setting, Exchanger(group, mean, self._met), setting.plan)
@@ -502,7 +491,7 @@ class Gradients(MixedWorker):
 
     @property
     def _is_behind(self) -> bool:
-        # Where sums are in place, members may have begun their view in different exchanges between the same steps.
+        # If sums are in place, members may have begun their view in different exchanges between the same steps.
         return self.exchanger.keeps or self._met_at != self.exchanger.since
 
     def _mean(self, mean: GradientMean, step: Step) -> tuple[float, bool]:
@@ -671,10 +660,10 @@ class Models(MixedWorker):
 
     def _all_are_at(self, step: int, mine: bool) -> bool:
         """Return whether all members agree, at the same step; all get the same answer."""
-        told = self._flat.vector.new_tensor([float(mine), step, step * step], dtype=torch.float64)
+        totals = self._flat.vector.new_tensor([float(mine), step, step * step], dtype=torch.float64)
         group = self.exchanger.workers
-        group.all_reduce(told)
-        count, steps, squares = told.tolist()
+        group.all_reduce(totals)
+        count, steps, squares = totals.tolist()
         return bool(count == group.size and group.size * squares == steps * steps)
 
 

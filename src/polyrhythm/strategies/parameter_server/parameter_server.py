@@ -19,16 +19,12 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
+from polyrhythm.strategies.aggregator import AGGREGATORS, Aggregator
+from polyrhythm.strategies.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
-from polyrhythm.strategies.parameter_server.rules.aggregator import (
-    AGGREGATORS,
-    MERGE_RULES,
-    Aggregator,
-    MergeRule,
-)
+from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES, MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.strategy import Facts, Paper

@@ -23,17 +23,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
+from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.elastic.averaging import (
     ElasticRule,
     ElasticWorker,
     PlainStep,
-    centre_session,
-    of_centre,
+    center_session,
+    of_center,
 )
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import Resharding
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, InnerFraction
@@ -83,10 +83,10 @@ class PeriodicAveraging(WithServers):
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
+        return FaultPolicy.independent(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return of_centre(after)
+        return of_center(after)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         local = PlainStep(setting.flat.vector, setting.plan)
@@ -95,4 +95,4 @@ class PeriodicAveraging(WithServers):
     def server(self, setting: ServerSetting) -> ServerPart:
         workers = setting.roles.workers
         rule = self.rule(len(workers))
-        return centre_session(workers, rule, pull=(1 - rule.alpha) / rule.alpha)
+        return center_session(workers, rule, pull=(1 - rule.alpha) / rule.alpha)

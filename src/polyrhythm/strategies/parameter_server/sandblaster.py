@@ -57,9 +57,9 @@ from pydantic import Field
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
-from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
+from polyrhythm.strategies.aggregator import mean
+from polyrhythm.strategies.fault_policy import FaultPolicy, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
-from polyrhythm.strategies.parameter_server.rules.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push_of_any_step
 from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange, summed
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, RoundsGate
@@ -67,10 +67,11 @@ from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution, Deferred
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedRule
+from polyrhythm.strategies.resharding import EVERYTHING_OF_SERVER, STEPS, Resharding, steps_of_servers
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import STEPS, Resharding, State, StateField, steps_of_servers
+from polyrhythm.strategies.state import OWN, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
-from polyrhythm.strategies.worker_part import Step, UsesServers, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
 
@@ -110,7 +111,7 @@ class Sandblaster(WithServers):
 
     def faults(self, workers: int) -> FaultPolicy:
         """Return a policy to continue: a batch consists of the present workers, and servers hold the run's state."""
-        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.BEHIND)
+        return FaultPolicy.independent(workers, Rejoin.BEHIND)
 
     def resharding(self, before: int, after: int) -> Resharding:
         return Resharding(
@@ -119,7 +120,7 @@ class Sandblaster(WithServers):
                 "the servers continue with their parameters and curvature estimates; a batch in progress is "
                 "left out"
             ),
-            servers=(STEPS, StateField("*", "keep", "server")),
+            servers=(STEPS, EVERYTHING_OF_SERVER),
             count=steps_of_servers,
         )
 
@@ -134,17 +135,24 @@ _MOST = torch.finfo(torch.float32).max
 """Servers refuse a greater rate; with this one, the error of a loss that is not finite shows the remedy."""
 
 
-class BatchWorker(WorkerPart, UsesServers):
+class BatchWorker(WorkerPart):
     """Contributes portions to batches; between two batches its parameters do not change.
 
     Args:
         portions: portions of a batch, that this worker takes.
     """
 
+    fields = (
+        StateField("worker", int, OWN, loads=False),
+        StateField("weight", float, OWN),
+        StateField("pushed", int, OWN),
+        StateField("sum", Tensor, OWN, absent=None),
+    )
+
     def __init__(self, setting: WorkerSetting, portions: int) -> None:
         super().__init__()
         self._worker = setting.workers.rank
-        self._hands_out = self._worker == 0 and not setting.succeeds
+        self._distributes = self._worker == 0 and not setting.succeeds
         self._flat = setting.flat
         self._servers = PushPull(setting, without_momentum(setting.plan))
         self._portions = portions
@@ -157,8 +165,8 @@ class BatchWorker(WorkerPart, UsesServers):
 
     def start(self, step: int) -> int:
         """Take the servers' parameters; a resumed worker continues in its batch, if they are unchanged."""
-        if self._hands_out:
-            self._servers.initialise()
+        if self._distributes:
+            self._servers.initialize()
         known = self._servers.pull()
         if self._restored and known == self._pushed:
             return step
@@ -182,21 +190,18 @@ class BatchWorker(WorkerPart, UsesServers):
         if self._worker == 0:
             self._servers.pull(final=True)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._servers.leave()
 
     def state(self) -> State:
-        tensors = {} if self._sum is None else {"sum": self._sum}
-        facts = {"worker": self._worker, "weight": self._weight, "pushed": self._pushed}
+        tensors, facts = super().state()
         return tensors, facts | {"last": None if self._last is None else _numbers(*self._last)}
 
     def load_state(self, state: State) -> None:
-        tensors, facts = state
+        facts = state[1]
         if facts["worker"] != self._worker:
             return
-        if self._sum is not None:
-            self._sum.copy_(tensors["sum"])
-        self._weight, self._pushed = facts["weight"], facts["pushed"]
+        super().load_state(state)
         if facts["last"] is not None:
             number, rate = facts["last"]
             self._last = Step(number), rate
@@ -353,10 +358,10 @@ class BatchGate(RoundsGate):
     def decide(self) -> Decision:
         if self._busy or self.rounds.held_up:
             return Decision(at_once=True)
-        entered = self.let_in(alone=False)
+        entered = self.admit(alone=False)
         if not self.present:  # others may have had the batches before that of a replacement
             forget, self.held = tuple(self.held), set()
-            entered += self.let_in(alone=True)
+            entered += self.admit(alone=True)
             return Decision(answer=tuple(entered), forget=forget, at_once=True)
         if not self.held >= self.present:
             return Decision(answer=tuple(entered), at_once=True)

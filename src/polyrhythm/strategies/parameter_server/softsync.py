@@ -19,7 +19,7 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync as Gathering
 from polyrhythm.strategies.parameter_server.merge.staleness_aware import StalenessAware
-from polyrhythm.strategies.parameter_server.rules.aggregator import MERGE_RULES, MergeRule
+from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES, MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.strategy import Facts, Paper

@@ -36,9 +36,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.communication.communicator import Handle
-from polyrhythm.communication.message import Kind, Message
-from polyrhythm.errors import RequestError, RunError
+from polyrhythm.errors import RequestError
 from polyrhythm.partition.chain import Chain
 from polyrhythm.partition.deferred_statistics import DeferredStatistics
 from polyrhythm.partition.outlook import (
@@ -46,13 +44,14 @@ from polyrhythm.partition.outlook import (
     PipelineForecast,
     Work,
     best_copies,
+    bytes_text,
     even_pace,
     fastest,
     measured_pieces,
     stage_times,
     step_of,
-    told_bytes,
 )
+from polyrhythm.partition.parameter_transfer import WINDOW_BYTES, ParameterTransfer
 from polyrhythm.partition.pipeline_pass import Lap, Pipelined, PipelinePass, SizedStage, StageWork, rows_of
 from polyrhythm.partition.schedule import SCHEDULES, Schedule, Unit
 from polyrhythm.partition.schedules.one_forward_one_backward import OneForwardOneBackward
@@ -68,14 +67,14 @@ from polyrhythm.partition.stage import (
 from polyrhythm.partition.stage_memory import optimizer_bytes, rank_bytes, testing_bytes
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
-from polyrhythm.strategies.state import Held, Resharding, State, below, prefixed
+from polyrhythm.strategies.resharding import Held, Resharding
+from polyrhythm.strategies.state import State, below, prefixed
 from polyrhythm.strategies.strategy import Facts, GroupOutput, HasStages, Paper, Strategy, Traits
 from polyrhythm.strategies.worker_part import (
     ComputesStages,
     PipelineContext,
     SharedBatch,
     Step,
-    WorkerCalls,
     WorkerPart,
     WorkerSetting,
 )
@@ -228,7 +227,7 @@ class Pipeline(Strategy, HasStages):
             )
 
     @property
-    def cuts_anew(self) -> bool:
+    def cuts_again(self) -> bool:
         return self.balance == "auto" and not self.cut
 
     @property
@@ -324,7 +323,7 @@ class Pipeline(Strategy, HasStages):
         pace: Pace | None = None,
         bounds: Bounds | None = None,
     ) -> PipelineForecast:
-        """Return what is to be expected of a run.
+        """Return the forecast of a run.
 
         Args:
             chain: the network.
@@ -370,7 +369,7 @@ class Pipeline(Strategy, HasStages):
 
     def waits(self, pieces: Sequence[PieceSize]) -> bool:
         """Return whether a stage of these pieces waits for all microbatches, and computes them at once."""
-        return self.normalize == "batch" and self.microbatches > 1 and any(each.normalises for each in pieces)
+        return self.normalize == "batch" and self.microbatches > 1 and any(each.normalizes for each in pieces)
 
     def work(self, images: int, dtype: torch.dtype) -> Work:
         """Return the work of one pipeline for a step of `images` images."""
@@ -452,8 +451,8 @@ class Pipeline(Strategy, HasStages):
         if needs.most > needs.training and rank == 0:
             mends = "a larger host for worker 0, which tests and saves the whole network"
         raise RequestError(
-            f"worker {self.first_worker(rank)} needs {told_bytes(needs.most)} for its stage ({first} to {last}) and "
-            f"has {told_bytes(int(room[rank]))}: ask for {mends}"
+            f"worker {self.first_worker(rank)} needs {bytes_text(needs.most)} for its stage ({first} to {last}) and "
+            f"has {bytes_text(int(room[rank]))}: ask for {mends}"
         )
 
     def check_network(self, model: nn.Module, flat: FlatParameters, image: Tensor, workers: int) -> None:
@@ -491,8 +490,6 @@ def _lacking(outlook: PipelineForecast, room: Sequence[float]) -> int | None:
     return next(short, None)
 
 
-WINDOW_BYTES = 16 << 20
-"""Parameters that are in progress between two workers at once, while the network is handed out or put together."""
 _AMPLE = 3
 """Ratio of memory to need above which a rank keeps freed memory: that is faster, and up to 2.3 times are resident."""
 _WITHOUT_END = 1 << 62
@@ -518,7 +515,7 @@ class _Entered:
     batch: SharedBatch | None
 
 
-class PipelineWorker(WorkerPart, ComputesStages):
+class PipelineWorker(ComputesStages):
     """Computes its stages of every microbatch, and updates what is its own."""
 
     def __init__(self, setting: WorkerSetting, strategy: Pipeline) -> None:
@@ -547,8 +544,9 @@ class PipelineWorker(WorkerPart, ComputesStages):
         self._whole, self._stop, self._own_share = True, False, 1.0
         self._statistics: list[DeferredStatistics] = []
         self._buffers: list[list[Tensor]] = []
-        self._all = workers.subgroup("network", range(workers.size)) if workers.size > 1 else workers
-        self._told = 0
+        self._transfer = ParameterTransfer(
+            workers.subgroup("network", range(workers.size)) if workers.size > 1 else workers
+        )
         self.outlook: PipelineForecast | None = None
 
     def take_network(self, model: nn.Module, image: Tensor, around: PipelineContext) -> None:
@@ -673,14 +671,11 @@ class PipelineWorker(WorkerPart, ComputesStages):
     def start(self, step: int) -> int:
         """Take the parameters of the own stages from worker 0, which has the whole network."""
         if self._setting.workers.rank > 0:
-            self._receive_numbers(0, self._own.own())
+            self._transfer.receive(0, self._own.own())
         else:
             self._own.take()
-            handles = []
-            for to in range(1, self._all.size):
-                handles += self._send_numbers(to, self._own.of_rank(bisect_right(self._firsts, to) - 1))
-            for handle in handles:
-                handle.wait()
+            ranks = [rank for rank, copies in enumerate(self._copies) for _ in range(copies)]
+            self._transfer.hand_out([self._own.of_rank(rank) for rank in ranks])
         return self._inner.start(step)
 
     def compute_stages(self, step: Step, batch: SharedBatch) -> float:
@@ -738,8 +733,8 @@ class PipelineWorker(WorkerPart, ComputesStages):
             self._inner.load_state((tensors, facts["stage"]))
             return
         states = [
-            ([slice(*piece) for piece in pieces], (below(f"{number}.", tensors), told))
-            for number, (pieces, told) in enumerate(facts["stages"])
+            ([slice(*piece) for piece in pieces], (below(f"{number}.", tensors), stated))
+            for number, (pieces, stated) in enumerate(facts["stages"])
         ]
         self._inner.load_state(self._own.recut(states, self._setting.plan))
 
@@ -749,7 +744,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         inner = replace(self._setting, workers=self._beside, flat=own.flat, plan=plan)
         self._own = own
         self._versions = WeightVersions(own.flat)
-        self._inner = WorkerCalls(self._strategy.inside.worker(inner))
+        self._inner = self._strategy.inside.worker(inner)
 
     def _even_pieces(self) -> tuple[PieceSize, ...]:
         """Return as many even pieces as there are stages, for a model with known buckets only."""
@@ -892,11 +887,11 @@ class PipelineWorker(WorkerPart, ComputesStages):
         if workers.rank == 0:
             self._own.allocate()
             for rank in range(1, self._ranks):
-                self._receive_numbers(self._firsts[rank], self._own.of_rank(rank))
+                self._transfer.receive(self._firsts[rank], self._own.of_rank(rank))
         elif self._rank > 0 and self._copy == 0:
-            for handle in self._send_numbers(0, self._own.own()):
+            for handle in self._transfer.send(0, self._own.own()):
                 handle.wait()
-        self._told += 1
+        self._transfer.number += 1
         if copies > 1 and self._buffers:
             for buffer in self._buffers[self._rank]:
                 if buffer.is_floating_point():
@@ -905,40 +900,6 @@ class PipelineWorker(WorkerPart, ComputesStages):
         for rank, buffers in enumerate(self._buffers):
             for buffer in buffers:
                 workers.broadcast(buffer, self._firsts[rank])
-
-    def _send_numbers(self, to: int, pieces: Sequence[Tensor]) -> list[Handle]:
-        """Start to send parameters to another worker, at most as many pieces as it can store in addition to its own."""
-        handles = []
-        for part, full in _in_windows(pieces):
-            handles.append(self._all.start_send(to, Message(Kind.VECTOR, part, step=self._told)))
-            if full:
-                self._all.receive(to)
-        return handles
-
-    def _receive_numbers(self, source: int, pieces: Sequence[Tensor]) -> None:
-        """Overwrite pieces of parameters with those of another worker."""
-        for part, full in _in_windows(pieces):
-            _, message = self._all.receive(source)
-            if message.tensor is None or message.tensor.shape != part.shape or message.step != self._told:
-                raise RunError(
-                    f"worker {source} of the pipeline sent other parameters than were expected; all workers must train "
-                    "the same network"
-                )
-            part.copy_(message.tensor)
-            del message  # its memory is the next one's
-            if full:
-                self._all.send(source, Message(Kind.VECTOR, step=self._told))
-
-
-def _in_windows(pieces: Sequence[Tensor]) -> Iterator[tuple[Tensor, bool]]:
-    """Yield pieces in parts, and of each whether the sender must wait for the receiver after it."""
-    parts = [part for piece in pieces for part in piece.split(max(1, WINDOW_BYTES // piece.element_size()))]
-    under_way = 0
-    for number, part in enumerate(parts):
-        under_way += part.nbytes
-        full = under_way >= WINDOW_BYTES and number + 1 < len(parts)
-        under_way = 0 if full else under_way
-        yield part, full
 
 
 def _ends(pieces: Sequence[slice]) -> list[list[int]]:

@@ -214,7 +214,7 @@ class Kubernetes(Engine):
         }
         return [job]
 
-    def submit(self, submission: Submission, tell: Callable[[str], None], wait: bool) -> Outcome:
+    def submit(self, submission: Submission, notify: Callable[[str], None], wait: bool) -> Outcome:
         kubectl = needed("kubectl", "install it, and name the cluster in its configuration")
         done = subprocess.run(
             [kubectl, "apply", "--filename", "-"],
@@ -228,7 +228,7 @@ class Kubernetes(Engine):
             raise RequestError(f"Kubernetes refuses the job: {lines[-1].removeprefix('error: '):.500}")
         name = dns_name(submission.name)
         for line in done.stdout.splitlines():
-            tell(line)
+            notify(line)
         where = ["--namespace", self.namespace] if self.namespace else []
         if not wait or self.kind != "job":
             return Outcome(name, None, f"kubectl logs {' '.join([*where, f'job/{name}'])} --follow shows it")

@@ -58,7 +58,7 @@ class Ray(Engine):
         ]
         return {PLAN: "\n".join(lines) + "\n"}
 
-    def submit(self, submission: Submission, tell: Callable[[str], None], wait: bool) -> Outcome:
+    def submit(self, submission: Submission, notify: Callable[[str], None], wait: bool) -> Outcome:
         if why := self._out_of_reach():
             raise self._no_answer(why)
         ray = _ray()
@@ -70,7 +70,7 @@ class Ray(Engine):
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise self._no_answer(str(error).splitlines()[0]) from None
         try:
-            return self._carried_out(ray, submission, tell)
+            return self._carried_out(ray, submission, notify)
         finally:
             if started:
                 ray.shutdown()
@@ -86,13 +86,13 @@ class Ray(Engine):
             "ray(address=local)"
         )
 
-    def _carried_out(self, ray: Any, submission: Submission, tell: Callable[[str], None]) -> Outcome:
+    def _carried_out(self, ray: Any, submission: Submission, notify: Callable[[str], None]) -> Outcome:
         from ray.util.placement_group import placement_group, remove_placement_group
 
         bundle = {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
         no_place = RequestError(
-            f"the cluster has no place for {submission.ranks} ranks of {_told(bundle)} each ({self.placement}): it has "
-            f"{_told(ray.cluster_resources())} in all, {_told(ray.available_resources())} free"
+            f"the cluster has no place for {submission.ranks} ranks of {_text(bundle)} each ({self.placement}): it has "
+            f"{_text(ray.cluster_resources())} in all, {_text(ray.available_resources())} free"
         )
         if any(
             ray.cluster_resources().get(key, 0) < count * submission.ranks for key, count in bundle.items()
@@ -104,9 +104,9 @@ class Ray(Engine):
                 raise no_place
             address = LOOPBACK if _on_one_machine(ray) else ray.util.get_node_ip_address()
             store = host_store(0, address)
-            said: queue.Queue[tuple[int, Mapping[str, Any]]] = queue.Queue()
+            messages: queue.Queue[tuple[int, Mapping[str, Any]]] = queue.Queue()
             places = [
-                _Actor(ray, index, group, bundle, str(submission.directory), said)
+                _Actor(ray, index, group, bundle, str(submission.directory), messages)
                 for index in range(submission.ranks)
             ]
             nodes = [place.node() for place in places]
@@ -116,12 +116,12 @@ class Ray(Engine):
             run = PlacedRun(
                 places,
                 range(submission.ranks),
-                said,
+                messages,
                 [submission.words] * submission.ranks,
                 (address, store.port),
                 self.restarts,
                 print_line,
-                tell,
+                notify,
                 hosts=[known.index(node) for node in nodes],
             )
             try:
@@ -143,7 +143,7 @@ def _ray() -> Any:
     return ray
 
 
-def _told(resources: Mapping[str, float]) -> str:
+def _text(resources: Mapping[str, float]) -> str:
     return (
         ", ".join(f"{resources.get(key, 0):g} {key}" for key in ("CPU", "GPU") if key in resources)
         or "nothing"
@@ -165,11 +165,11 @@ class _Actor:
         group: Any,
         bundle: Mapping[str, float],
         directory: str,
-        said: queue.Queue[tuple[int, Mapping[str, Any]]],
+        messages: queue.Queue[tuple[int, Mapping[str, Any]]],
     ) -> None:
         self.name = f"bundle {index}"
         self._ray, self._index, self._group, self._bundle = ray, index, group, bundle
-        self._directory, self._said = directory, said
+        self._directory, self._messages = directory, messages
         self._actor = self._made()
 
     def _made(self) -> Any:
@@ -199,12 +199,12 @@ class _Actor:
     def _listen(self, actor: Any) -> None:
         try:
             while True:
-                for what in self._ray.get(actor.next_said.remote(_LISTEN_S)):
-                    self._said.put((self._index, what))
+                for what in self._ray.get(actor.next_messages.remote(_LISTEN_S)):
+                    self._messages.put((self._index, what))
         except Exception as error:  # Ray's, of an actor or a cluster that is gone
             if actor is self._actor:
                 self._actor = None
-                self._said.put((self._index, {"gone": str(error).splitlines()[0][:200]}))
+                self._messages.put((self._index, {"gone": str(error).splitlines()[0][:200]}))
 
     def node(self) -> str:
         """Return the name of the node on which the actor is."""

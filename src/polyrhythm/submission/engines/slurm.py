@@ -58,8 +58,8 @@ class Slurm(Engine):
         partition: partition of the cluster; empty: the default one.
         account: account to be charged.
         options: further options of sbatch, as one types them.
-        server_options: server options of a second component for the servers (a heterogeneous job), as sbatch
-            takes them; empty: servers are among the other ranks.
+        server_options: sbatch options of a second component for the servers (a heterogeneous job); empty: servers are
+            among the other ranks.
         array: number of jobs that share the trials of one `tune`; 0: no array.
         before: a line of the shell that every job begins with, such as `module load cuda`.
         notice_s: seconds between the warning and the end.
@@ -172,7 +172,7 @@ class Slurm(Engine):
         ]
         return lines
 
-    def submit(self, submission: Submission, tell: Callable[[str], None], wait: bool) -> Outcome:
+    def submit(self, submission: Submission, notify: Callable[[str], None], wait: bool) -> Outcome:
         sbatch = needed("sbatch", "submit from a host of the Slurm cluster (Debian: slurm-client)")
         script = self.texts(submission)[SCRIPT]
         done = subprocess.run(
@@ -187,8 +187,8 @@ class Slurm(Engine):
             raise RequestError(f"Slurm refuses the job: {_reason(done.stderr)}")
         job = done.stdout.strip().partition(";")[0]
         shown = f"slurm-{job}{'_*' if self.array else ''}.out"  # Slurm's default output file
-        tell(f"job         {job}")
-        tell(f"log         {shown}")
+        notify(f"job         {job}")
+        notify(f"log         {shown}")
         if not wait:
             return Outcome(job, None, f"squeue --job {job} shows it, scancel {job} ends it")
         state, status = _follow(job)
@@ -207,7 +207,7 @@ def _directives(options: Mapping[str, str]) -> list[str]:
 
 
 def _reason(text: str) -> str:
-    """Return what sbatch complains of, in a line."""
+    """Return sbatch's error, in one line."""
     lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines)) or "it gives no reason"
 

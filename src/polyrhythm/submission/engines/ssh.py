@@ -159,14 +159,14 @@ class SSH(Engine):
         port = ["-p", str(host.port)] if host.port else []
         return ["ssh", *settings, *port, *shlex.split(self.options), host.address, *command]
 
-    def submit(self, submission: Submission, tell: Callable[[str], None], wait: bool) -> Outcome:
+    def submit(self, submission: Submission, notify: Callable[[str], None], wait: bool) -> Outcome:
         hosts = self._hosts(submission)
         needed("ssh", "install it (Debian: openssh-client)")
-        said: queue.Queue[tuple[int, Mapping[str, Any]]] = queue.Queue()
+        messages: queue.Queue[tuple[int, Mapping[str, Any]]] = queue.Queue()
         with ExitStack() as open_hosts:
-            pythons = [self._python(host, tell) for host in hosts]
+            pythons = [self._python(host, notify) for host in hosts]
             places = [
-                _Connection(index, host.name, self._ssh(host, python), said)
+                _Connection(index, host.name, self._ssh(host, python), messages)
                 for index, (host, python) in enumerate(zip(hosts, pythons, strict=True))
             ]
             for place in places:
@@ -174,16 +174,16 @@ class SSH(Engine):
             placed = [index for index, host in enumerate(hosts) for _ in range(host.slots)]
             address = _own_address(hosts)
             store = host_store(0, address)
-            hosts = _examined(places, hosts, submission, (address, store.port), tell)
+            hosts = _examined(places, hosts, submission, (address, store.port), notify)
             run = PlacedRun(
                 places,
                 placed,
-                said,
+                messages,
                 [_words(submission, hosts[place]) for place in placed],
                 (address, store.port),
                 self.restarts,
                 print_line,
-                tell,
+                notify,
             )
             with asked_to_stop(lambda: run.stop(signal.SIGINT), lambda: run.stop(signal.SIGTERM)):
                 status = run.carry_out()
@@ -191,12 +191,12 @@ class SSH(Engine):
         if submission.folder is not None:
             fetched = (submission.directory / submission.folder).exists()
             if not fetched:
-                fetched = self._fetch(hosts[0], submission, tell)
+                fetched = self._fetch(hosts[0], submission, notify)
             if fetched:
                 remark = f"the run is in {submission.folder}"
         return Outcome(submission.name, status, remark)
 
-    def _python(self, host: Host, tell: Callable[[str], None]) -> str:
+    def _python(self, host: Host, notify: Callable[[str], None]) -> str:
         """Return the shell command that starts Python on a host, with Polyrhythm in it."""
         if self.environment == "present":
             return f"{host.python or shell(sys.executable)} -m polyrhythm.submission.local_ranks"
@@ -215,7 +215,7 @@ class SSH(Engine):
                 f"{host.name}: {python} does not start there ({_last(there.stderr)}): install it"
             )
         if "there" not in there.stdout.split():
-            tell(f"{host.name}: copying the environment, once")
+            notify(f"{host.name}: copying the environment, once")
             command = f"mkdir -p {folder} && tar -xzf - -C {folder} && touch {folder}/.whole"
             with subprocess.Popen(self._ssh(host, command), stdin=subprocess.PIPE) as process:
                 assert process.stdin is not None
@@ -228,7 +228,7 @@ class SSH(Engine):
                 )
         return f'PYTHONPATH="$HOME/{folder}" PYTHONSAFEPATH=1 {python} -m polyrhythm.submission.local_ranks'
 
-    def _fetch(self, host: Host, submission: Submission, tell: Callable[[str], None]) -> bool:
+    def _fetch(self, host: Host, submission: Submission, notify: Callable[[str], None]) -> bool:
         """Copy the run folder from a host; return whether all of it is here."""
         assert submission.folder is not None
         beside = shell(host.directory or str(submission.directory))
@@ -241,7 +241,9 @@ class SSH(Engine):
             try:
                 unpack_run(process.stdout, submission.directory, submission.folder)
             except (RequestError, tarfile.TarError, OSError, EOFError) as error:
-                tell(f"{host.name}: {submission.folder} cannot be copied from there: {printable(str(error))}")
+                notify(
+                    f"{host.name}: {submission.folder} cannot be copied from there: {printable(str(error))}"
+                )
                 return False
             finally:
                 process.stdout.close()
@@ -335,10 +337,10 @@ class _Connection:
     """One host: the other end of ssh is `local_ranks`."""
 
     def __init__(
-        self, index: int, name: str, command: list[str], said: queue.Queue[tuple[int, Mapping[str, Any]]]
+        self, index: int, name: str, command: list[str], messages: queue.Queue[tuple[int, Mapping[str, Any]]]
     ) -> None:
         self.name = name
-        self._index, self._command, self._said = index, command, said
+        self._index, self._command, self._messages = index, command, messages
         self._answers: queue.Queue[Mapping[str, Any]] = queue.Queue()
         self._looked: dict[str, Any] = {}
         self._closing = False
@@ -374,13 +376,13 @@ class _Connection:
             if "found" in what or "reached" in what:
                 self._answers.put(what)
             else:
-                self._said.put((self._index, what))
+                self._messages.put((self._index, what))
         process.wait()
         beside.join(1.0)
         why = _last("".join(complaints)) if complaints else f"ssh ended with status {process.returncode}"
         self._answers.put({"gone": why})
         if not self._closing:
-            self._said.put((self._index, {"gone": why}))
+            self._messages.put((self._index, {"gone": why}))
 
     def _order(self, what: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -443,7 +445,7 @@ def _examined(
     hosts: Sequence[Host],
     submission: Submission,
     meeting: tuple[str, int],
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> tuple[Host, ...]:
     """Ask all hosts what a run would fail on later; return them with the folders in which they work.
 
@@ -474,11 +476,11 @@ def _examined(
                 f"{host.name} has no {data} in {answer['directory']}: copy it there, or write data=PATH behind the host"
             )
         if abs(off_s) > _SKEW_S:
-            tell(
+            notify(
                 f"notice: the clock of {host.name} is {abs(off_s):.0f} s {'ahead' if off_s > 0 else 'behind'}"
             )
         if answer["cores"] < host.slots:
-            tell(f"notice: {host.name} has {answer['cores']} cores for {host.slots} ranks")
+            notify(f"notice: {host.name} has {answer['cores']} cores for {host.slots} ranks")
         found.append(answer)
     for place, host in zip(places, hosts, strict=True):
         others = [

@@ -46,7 +46,7 @@ class Ghost(BatchNorm):
 
 
 def _sliced(layer: nn.Module, forward: Callable[[Tensor], Tensor], size: int, images: Tensor) -> Tensor:
-    """Return what a layer makes of a batch, (B, …), in training of one slice after the other."""
+    """Return a layer's output for a batch, (B, …), normalized slice by slice in training."""
     if not layer.training or len(images) <= size:
         return forward(images)
     return torch.cat([forward(part) for part in images.tensor_split(-(-len(images) // size))])

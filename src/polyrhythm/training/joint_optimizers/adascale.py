@@ -66,10 +66,10 @@ class AdaScaleOptimizer(JointOptimizer):
     def update(self, flat: FlatParameters, rate: float) -> None:
         square, images = self._own
         mean = float(flat.gradients.double().square().sum()) if self.workers.rank == 0 else 0.0
-        told = torch.tensor([images * square, images, float(images > 0), mean], dtype=torch.float64)
-        told = told.to(flat.vector.device)
-        self.workers.all_reduce(told)
-        squares, all_images, count, mean = told.tolist()
+        sent = torch.tensor([images * square, images, float(images > 0), mean], dtype=torch.float64)
+        sent = sent.to(flat.vector.device)
+        self.workers.all_reduce(sent)
+        squares, all_images, count, mean = sent.tolist()
         # From here on nothing can fail any more.
         group = self.param_groups[0]
         if count > 1:

@@ -234,7 +234,7 @@ class HessianFree(Joint):
     """Keys of Hessian-free optimization.
 
     Attributes:
-        damping: added to every eigenvalue of the curvature, in the first step.
+        damping: constant added to every eigenvalue of the curvature, in the first step.
         adaptive: whether damping follows the quadratic model's accuracy.
         iterations: iterations of conjugate gradients, at most; each is an exchange.
         tolerance: minimum mean decrease of the model per iteration, as a share of all its decrease; 0:

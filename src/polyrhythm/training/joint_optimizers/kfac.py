@@ -91,7 +91,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Heard:
+class Observation:
     """Observation of a layer in a forward pass.
 
     Attributes:
@@ -108,7 +108,7 @@ class Heard:
 
 
 def _windows(images: Tensor, module: nn.Conv2d) -> Tensor:
-    """Return what a convolution sees at each place, a view, `(B, T_rows, T_columns, C, rows, columns)`."""
+    """Return the input patches of a convolution, a view, `(B, T_rows, T_columns, C, rows, columns)`."""
     assert not isinstance(module.padding, str), "else it has no factors"
     rows, columns = module.padding
     found = functional.pad(images, (columns, columns, rows, rows)).contiguous()
@@ -201,58 +201,58 @@ class KroneckerOptimizer(JointOptimizer):
         self._rates = [group["lr"] for group in self.param_groups]
         trained = [each for group in self.param_groups for each in group["params"]]
         self._layers = layers_of(model, trained, self._group["largest"])
-        self._heard: list[Heard] = []
-        self._hears, self._images, self._number, self._backward_passes = False, 0, 0, 0
+        self._recorded: list[Observation] = []
+        self._records, self._images, self._number, self._backward_passes = False, 0, 0, 0
         for layer in self._layers:
             layer.module.register_forward_hook(self._hook_of(layer))
 
     def _hook_of(self, layer: Layer) -> Any:
-        def hear(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if self._hears and output.requires_grad:
+        def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if self._records and output.requires_grad:
                 # All of its dimensions but the first and the features are places.
                 features = output.shape[1] if isinstance(module, nn.Conv2d) else output.shape[-1]
                 places = output[0].numel() // features
                 edge = get_gradient_edge(output)
-                self._heard.append(Heard(layer, inputs[0].detach(), edge, places))
+                self._recorded.append(Observation(layer, inputs[0].detach(), edge, places))
 
-        return hear
+        return record
 
     def begin(self, number: int, seed: int) -> None:
         self._number = number
         every = self._group["factor_every"]
         known = not self._layers or "inputs" in self.state[self._layers[0].weight]
-        self._hears = bool(self._layers) and (number % every == 0 or not known)
-        self._heard, self._images, self._backward_passes = [], 0, 0
+        self._records = bool(self._layers) and (number % every == 0 or not known)
+        self._recorded, self._images, self._backward_passes = [], 0, 0
         for layer in self._layers:
             layer.inputs = layer.outputs = None
         self._generator_seed = seed
 
     def observe(self, scores: Tensor, batch: Pass) -> None:
-        if not self._hears:
+        if not self._records:
             return
-        heard, self._heard = self._heard, []
+        records, self._recorded = self._recorded, []
         self._images += batch.images
         directions = self._directions(scores, batch)
         self._backward_passes = len(directions)
         for direction in directions:
             found = torch.autograd.grad(
-                [scores], [each.edge for each in heard], [direction], retain_graph=True, allow_unused=True
+                [scores], [each.edge for each in records], [direction], retain_graph=True, allow_unused=True
             )
             with torch.no_grad():
-                for each, gradient in zip(heard, found, strict=True):
+                for each, gradient in zip(records, found, strict=True):
                     if gradient is not None:
                         self._add_output(each, gradient)
         with torch.no_grad():
-            for each in heard:
+            for each in records:
                 rows = each.layer.rows(each.images)
                 each.layer.inputs = _plus(each.layer.inputs, gram(rows))
 
-    def _add_output(self, heard: Heard, gradient: Tensor) -> None:
-        layer = heard.layer
+    def _add_output(self, records: Observation, gradient: Tensor) -> None:
+        layer = records.layer
         if isinstance(layer.module, nn.Conv2d):
             gradient = gradient.permute(0, 2, 3, 1)
         rows = gradient.reshape(-1, gradient.shape[-1]).to(layer.weight.dtype)
-        layer.outputs = _plus(layer.outputs, gram(rows) / heard.places)
+        layer.outputs = _plus(layer.outputs, gram(rows) / records.places)
 
     def _directions(self, scores: Tensor, batch: Pass) -> list[Tensor]:
         """Return the derivatives by the outputs, (B, …, K) each, with squares that add up to the Fisher matrix."""
@@ -277,8 +277,8 @@ class KroneckerOptimizer(JointOptimizer):
         return [probabilities - hot.to(probabilities.dtype)]
 
     def update(self, flat: FlatParameters, rate: float) -> None:
-        factors = self._factors() if self._hears else None
-        self._hears = False
+        factors = self._factors() if self._records else None
+        self._records = False
         bases = self._bases(factors)
         # From here on nothing can fail any more.
         for layer, found in zip(self._layers, factors or (), strict=factors is not None):
@@ -444,7 +444,7 @@ class KFAC(Joint):
 
     Attributes:
         momentum: share of the buffer that is kept at each step.
-        damping: added to every eigenvalue of the curvature.
+        damping: constant added to every eigenvalue of the curvature.
         decay: share of the old factors that is kept at each renewal.
         factor_every: steps from one look at the factors to the next.
         inverse_every: steps from one eigendecomposition to the next.

@@ -26,7 +26,7 @@ class Adagrad(OptimizerConfig):
     Attributes:
         lr_decay: decay of the learning rate itself, per step.
         initial_accumulator_value: initial sum of squares.
-        eps: added to the root.
+        eps: constant added to the root, against division by 0.
     """
 
     kind: ClassVar = torch.optim.Adagrad

@@ -25,7 +25,7 @@ class Adam(OptimizerConfig):
 
     Attributes:
         betas: shares of the running mean and of the running mean square that are kept at each step.
-        eps: added to the root.
+        eps: constant added to the root of the mean square.
         amsgrad: divide by the largest mean square so far.
     """
 

@@ -23,7 +23,7 @@ class AdamW(OptimizerConfig):
 
     Attributes:
         betas: shares of the running mean and of the running mean square that are kept at each step.
-        eps: added to the root.
+        eps: constant added to the root of the mean square.
         weight_decay: share of a parameter that a step at a learning rate of 1 takes off.
     """
 

@@ -68,7 +68,7 @@ class LAMB(OptimizerConfig):
 
     Attributes:
         betas: shares of the running mean and of the running mean square that are kept at each step.
-        eps: added to the root.
+        eps: constant added to the root of the mean square.
         bias_correction: whether both means are freed of their start at 0.
     """
 

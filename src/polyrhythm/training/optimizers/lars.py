@@ -62,7 +62,7 @@ class LARS(OptimizerConfig):
     Attributes:
         momentum: share of the buffer that is kept at each step.
         trust: a step's length over that of the layer's weights, at a learning rate of 1.
-        eps: added to the gradient's norm.
+        eps: constant added to the gradient's norm.
     """
 
     kind: ClassVar = LARSOptimizer

@@ -23,7 +23,7 @@ class NAdam(OptimizerConfig):
 
     Attributes:
         betas: shares of the running mean and of the running mean square that are kept at each step.
-        eps: added to the root.
+        eps: constant added to the root of the mean square.
         momentum_decay: speed at which the momentum rises from half of its value to all of it.
     """
 

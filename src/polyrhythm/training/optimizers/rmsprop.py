@@ -26,7 +26,7 @@ class RMSProp(OptimizerConfig):
 
     Attributes:
         alpha: share of the running mean square that is kept at each step.
-        eps: added to the root.
+        eps: constant added to the root of the mean square.
         momentum: share of the momentum buffer that is kept at each step.
         centered: subtract the square of the running mean, that is, divide by a standard deviation.
     """

@@ -17,7 +17,6 @@ the art of momentum tuning", 2017, arXiv 1706.03471). Servers report the age of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -82,8 +81,7 @@ class SGD(OptimizerConfig):
     def follows_staleness(self) -> bool:
         return self.momentum == "auto"
 
-    def create(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        groups = self.groups(parameters)
+    def of_groups(self, groups: list[Any]) -> torch.optim.Optimizer:
         if self.momentum == "auto":
             return ClosedLoopSGD(
                 groups,

@@ -20,6 +20,7 @@ class Scripted:
     def __init__(self, present: Sequence[int], begins: Begun | None = None, waits: bool = False) -> None:
         self.rejoins = begins is not None
         self.waits = waits
+        self.inside: tuple[int, ...] = ()
         self.now: tuple[list[int], list[int]] = list(present), []
         self.told: list[Any] = []
         self._begins = begins
@@ -27,14 +28,14 @@ class Scripted:
     def present(self) -> tuple[list[int], list[int]]:
         return self.now
 
-    def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
+    def admit_workers(self, begun: Begun, entering: Sequence[int]) -> None:
         self.told += [("let in", begun.epoch, *entering)] if entering else []
 
     def entered(self) -> Begun:
         assert self._begins is not None
         return self._begins
 
-    def go_on(self, begun: Begun) -> None:
+    def continue_run(self, begun: Begun) -> None:
         self.told.append(("go on", begun.epoch))
 
     def begins(self, begun: Begun) -> None:
@@ -92,6 +93,17 @@ def test_a_successor_begins_with_the_epoch_of_its_predecessor_and_misses_those_w
     assert next(own) == 3
     assert successor.loop_progress.averages == leader.loop_progress.averages == 3
     assert [*steps, *own] == [4, 4]
+
+
+def test_a_replacement_that_is_admitted_in_the_middle_of_an_epoch_has_a_share_of_it() -> None:
+    store = dist.HashStore()
+    others = Loop(store, 0, Scripted([0])).through(2)
+    assert next(others) == 0
+    replacement = Loop(store, 1, Scripted([0, 1], begins=Begun(0, 0, 3), waits=True))
+    replacement.entry.inside = (0, 1)
+    epochs = replacement.through(2)
+    assert next(epochs) == 0
+    assert (replacement.epochs.present, replacement.epochs.dealt) == ((0, 1), (0,))
 
 
 def test_a_successor_hears_that_the_others_have_left_the_loop_early() -> None:

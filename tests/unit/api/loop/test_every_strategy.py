@@ -47,7 +47,7 @@ OUTCOMES = Path(__file__).parent / "outcomes.json"
 ROWS = {
     "gradients clipped by norm, by value, layer by layer": ["clip_norm", "clip_value", "clips_each_layer"],
     "`group.clip_grad_norm_`, `group.clip_grad_value_`": ["group_clips"],
-    "gradients scaled, replaced, centred, with noise, their signs, dropped, mixed with the last ones": [
+    "gradients scaled, replaced, centered, with noise, their signs, dropped, mixed with the last ones": [
         each for each in GRADIENTS if each != "clips_each_layer"
     ],
     "norms that are logged": ["logs_norms"],

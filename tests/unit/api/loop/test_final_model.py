@@ -23,12 +23,12 @@ def test_parameters_and_counters_are_worker_0s_and_statistics_are_averaged() -> 
         norm.register_buffer("constant", third.clone())
 
     made = final_model(torch.zeros(4), [dict(norm.named_buffers()) for norm in norms])
-    travelled = FinalModel.from_message(made.message())
+    traveled = FinalModel.from_message(made.message())
     last: Any = SimpleNamespace(
         flat=SimpleNamespace(vector=torch.full((4,), 2.0), spread_parameters=lambda: None),
         buffers=dict(norms[2].named_buffers()),
     )
-    load_final_model(last, travelled)
+    load_final_model(last, traveled)
     assert last.flat.vector.tolist() == [0.0] * 4
     assert norms[2].running_mean.tolist() == [1.0, 10.0]
     assert norms[2].num_batches_tracked.item() == 5

@@ -65,16 +65,16 @@ class Heir:
         self.admitted.append(list(workers))
         return False
 
-    def come_in(self) -> Begun:
+    def take_part(self) -> Begun:
         begun = self.entry.entered()
         self.entry.begins(begun)
-        self.entry.go_on(begun)
+        self.entry.continue_run(begun)
         return begun
 
 
 def test_it_comes_to_where_the_others_are_with_what_they_have() -> None:
     heir = Heir(taken=2)
-    assert heir.come_in() == Begun(0, 1, STEPS)
+    assert heir.take_part() == Begun(0, 1, STEPS)
     assert heir.progress.be_seated() == 2
     assert heir.loop_progress.averages == 7
     assert heir.loop_progress.optimizer is not None
@@ -87,13 +87,13 @@ def test_it_lets_nobody_into_the_middle_of_an_epoch_but_into_every_later_one(
     taken: int, first: list[list[int]]
 ) -> None:
     heir = Heir(taken)
-    begun = heir.come_in()
-    heir.entry.let_in(begun, [2])
+    begun = heir.take_part()
+    heir.entry.admit_workers(begun, [2])
     assert heir.admitted == first
-    heir.entry.let_in(Begun(0, 2, 8), [1])
+    heir.entry.admit_workers(Begun(0, 2, 8), [1])
     assert heir.admitted == [*first, [1]]
 
 
 def test_it_cannot_leave_out_what_no_shard_has_handed_out() -> None:
     with pytest.raises(RunError, match=r"batches that group\.shard has not assigned"):
-        Heir(UNKNOWN).come_in()
+        Heir(UNKNOWN).take_part()

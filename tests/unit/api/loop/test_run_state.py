@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from polyrhythm.api import join
 from polyrhythm.api.join import Group, LoopStage, stage_of
-from polyrhythm.api.loop.run_state import INDEX, read_folder, write_folder
+from polyrhythm.api.loop.loop_storage import INDEX, read_folder, write_folder
 from polyrhythm.config.stages import Stages
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.script import STAGE_VARIABLE
@@ -259,8 +259,8 @@ def test_a_stage_ends_its_process_and_the_next_goes_on(
     stages = Stages.parse(f'stages("synchronous until 1 epochs; {second}")')
     assert stages is not None
     seen: list[Counter[tuple[int, int]]] = []
-    told: list[str] = []
-    monkeypatch.setattr(join, "begin_anew_at_exit", told.append)
+    stated: list[str] = []
+    monkeypatch.setattr(join, "begin_again_at_exit", stated.append)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def part(number: int, folders: list[Path | None]) -> list[Run | None]:
@@ -283,7 +283,7 @@ def test_a_stage_ends_its_process_and_the_next_goes_on(
     assert part(0, folders) == [None, None]
     if anew:
         folders = [
-            Path(text.removeprefix("1:")) if text != "1:" else None for text in sorted(told, reverse=True)
+            Path(text.removeprefix("1:")) if text != "1:" else None for text in sorted(stated, reverse=True)
         ]
         assert [folder is None for folder in folders] == [False, True]
     last = part(1, folders)

@@ -9,11 +9,10 @@ from torch import nn, optim
 
 from polyrhythm.api.join import join
 from polyrhythm.strategies.allreduce import synchronous
-from polyrhythm.strategies.worker_part import SkipsSteps
 from unit.api.alone import flat, network, points
 
 
-class Skipping(synchronous.SynchronousWorker, SkipsSteps):
+class Skipping(synchronous.SynchronousWorker):
     """A part that the others have left behind after its second step."""
 
     def next_step(self, step: int) -> int:

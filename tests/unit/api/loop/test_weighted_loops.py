@@ -62,7 +62,7 @@ def test_steps_are_those_of_the_global_batch(strategy: str) -> None:
         ("synchronous", (1.0, 2.0), "2 weights are not one for each of 3 workers: give 3"),
         ("synchronous", (1.0, 2.0, 0.0), "the weight 0 of worker 2 is not above 0"),
         ("synchronous", (1000.0, 1000.0, 1.0), "worker 2 would have none of the 12 images"),
-        ("parameter_server", WEIGHTS, "give deal='drawn' where the strategy draws"),
+        ("parameter_server", WEIGHTS, "give batches='dynamic' where the strategy is asynchronous"),
         ("d_psgd", WEIGHTS, "counts all workers alike"),
     ],
 )

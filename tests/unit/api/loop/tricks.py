@@ -50,7 +50,7 @@ def _signs(loop: Loop) -> None:
         each.grad.copy_(torch.where(each.grad.abs() > 1e-9, each.grad.sign(), each.grad) * 0.01)
 
 
-def _centred(loop: Loop) -> None:
+def _centered(loop: Loop) -> None:
     for each in loop.with_gradients():
         if each.ndim > 1:
             each.grad.sub_(each.grad.mean(1, keepdim=True))
@@ -88,7 +88,7 @@ GRADIENTS = {
     "scales_gradients": _scaled,
     "replaces_gradients": _replaced,
     "takes_signs": _signs,
-    "centres_gradients": _centred,
+    "centers_gradients": _centered,
     "adds_noise": _noisy,
     "clips_each_layer": _by_layer,
     "optimistic_gradients": _mixed_with_last,

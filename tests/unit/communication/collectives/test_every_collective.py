@@ -60,11 +60,11 @@ def test_sums_counts_and_times_are_exact_for_all_sizes(spec: str, ranks: int) ->
         for rank in range(ranks):
             said = kind.sent(ranks, rank, payload)
             assert (group.messages[rank], group.payload_sent(rank)) == (said.messages, said.nbytes), rank
-        told_s = kind.seconds(UNCONTENDED, ranks, payload)
+        estimated_s = kind.seconds(UNCONTENDED, ranks, payload)
         if isinstance(kind, TwoLevel):
-            assert group.time.now() <= told_s * (1 + 1e-12)
+            assert group.time.now() <= estimated_s * (1 + 1e-12)
         else:
-            assert group.time.now() == pytest.approx(told_s, rel=1e-12)
+            assert group.time.now() == pytest.approx(estimated_s, rel=1e-12)
 
 
 MESSAGES: dict[
@@ -94,7 +94,7 @@ def test_messages_and_bytes_are_the_tables(spec: str, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 5, 16])
-def test_a_rank_of_the_ring_sends_2_n_minus_1_messages_to_its_neighbour(ranks: int) -> None:
+def test_a_rank_of_the_ring_sends_2_n_minus_1_messages_to_its_neighbor(ranks: int) -> None:
     group = uncontended(ranks)
     reduced(group, Ring(), whole_numbers(ranks, 16 * 5 * 3))
     assert group.messages == dict.fromkeys(range(ranks), 2 * (ranks - 1))
@@ -119,8 +119,8 @@ def test_with_a_nic_a_rank_the_time_is_the_formulas(spec: str) -> None:
         group = contended(ranks)
         size = 1200 * ranks  # `direct` fills all NICs all the time only if the slices are equal
         reduced(group, collective(spec), whole_numbers(ranks, size))
-        told_s = collective(spec).seconds(MACHINE, ranks, Payload(size, 4))
-        assert group.time.now() == pytest.approx(told_s, rel=1e-12), ranks
+        estimated_s = collective(spec).seconds(MACHINE, ranks, Payload(size, 4))
+        assert group.time.now() == pytest.approx(estimated_s, rel=1e-12), ranks
 
 
 @pytest.mark.parametrize("ranks", [3, 5, 6, 7, 11, 13])

@@ -27,7 +27,7 @@ def _versions(inbox: Inbox, want: Want) -> list[tuple[int, int]]:
 
 def test_an_empty_inbox_has_nothing() -> None:
     assert Inbox().take(_want()) is None
-    assert Inbox().news_of_loss(_want()) is None
+    assert Inbox().unreported_loss(_want()) is None
 
 
 def test_anyones_messages_come_in_the_order_of_arrival() -> None:
@@ -57,29 +57,29 @@ def test_a_loss_is_told_to_anyones_receiver_once_a_context() -> None:
     inbox.lose(2)
     assert inbox.is_lost(2)
     assert not inbox.is_lost(1)
-    assert inbox.news_of_loss(_want()) == 2
-    assert inbox.news_of_loss(_want()) is None
-    assert inbox.news_of_loss(_want(tag=3)) is None
-    assert inbox.news_of_loss(_want(context=8)) == 2
+    assert inbox.unreported_loss(_want()) == 2
+    assert inbox.unreported_loss(_want()) is None
+    assert inbox.unreported_loss(_want(tag=3)) is None
+    assert inbox.unreported_loss(_want(context=8)) == 2
     inbox.lose(2)  # the same loss, seen on another link
-    assert inbox.news_of_loss(_want()) is None
+    assert inbox.unreported_loss(_want()) is None
     inbox.lose(1)
-    assert inbox.news_of_loss(_want()) == 1
+    assert inbox.unreported_loss(_want()) == 1
 
 
 def test_a_loss_is_always_told_to_who_waits_for_the_lost() -> None:
     inbox = Inbox()
     inbox.lose(2)
     for _ in range(3):
-        assert inbox.news_of_loss(_want(source=2)) == 2
-    assert inbox.news_of_loss(_want(source=1)) is None
-    assert inbox.news_of_loss(_want()) == 2
+        assert inbox.unreported_loss(_want(source=2)) == 2
+    assert inbox.unreported_loss(_want(source=1)) is None
+    assert inbox.unreported_loss(_want()) == 2
 
 
 def test_a_loss_is_not_told_to_groups_without_the_lost() -> None:
     inbox = Inbox()
     inbox.lose(3)
-    assert inbox.news_of_loss(_want()) is None
+    assert inbox.unreported_loss(_want()) is None
 
 
 def test_what_a_lost_rank_sent_can_still_be_taken() -> None:
@@ -96,8 +96,8 @@ def test_a_successor_is_heard_after_the_loss_and_without_what_its_predecessor_le
     inbox.put(7, 2, Message(Kind.PULL, version=4))
     inbox.put(7, 1, Message(Kind.PUSH, version=5))
     assert _versions(inbox, _want()) == [(1, 2), (1, 5)]
-    assert inbox.news_of_loss(_want()) == 2
-    assert inbox.news_of_loss(_want()) is None
+    assert inbox.unreported_loss(_want()) == 2
+    assert inbox.unreported_loss(_want()) is None
     assert _versions(inbox, _want()) == [(2, 4)]
     assert _versions(inbox, _want(source=2, tag=5, context=8)) == []
 
@@ -107,7 +107,7 @@ def test_a_successor_brings_the_news_of_a_loss_that_nobody_noticed() -> None:
     inbox.regain(2)
     inbox.put(7, 2, Message(Kind.PULL, version=1))
     assert inbox.take(_want()) is None
-    assert inbox.news_of_loss(_want()) == 2
+    assert inbox.unreported_loss(_want()) == 2
     assert _versions(inbox, _want()) == [(2, 1)]
 
 
@@ -116,23 +116,23 @@ def test_who_waits_for_one_rank_hears_of_its_successor() -> None:
     inbox.regain(2)
     inbox.put(7, 2, Message(Kind.PULL, version=1))
     assert inbox.take(_want(source=2)) is None
-    assert inbox.news_of_loss(_want(source=1)) is None
-    assert inbox.news_of_loss(_want(source=2)) == 2
-    assert inbox.news_of_loss(_want(source=2)) is None
+    assert inbox.unreported_loss(_want(source=1)) is None
+    assert inbox.unreported_loss(_want(source=2)) == 2
+    assert inbox.unreported_loss(_want(source=2)) is None
     assert _versions(inbox, _want(source=2)) == [(2, 1)]
-    assert inbox.news_of_loss(_want()) == 2  # of the first
+    assert inbox.unreported_loss(_want()) == 2  # of the first
 
 
 def test_nothing_is_sent_to_a_successor_in_the_belief_that_it_is_the_first() -> None:
     inbox = Inbox()
     assert not inbox.is_lost_to(7, 2)
     inbox.lose(2)
-    assert inbox.news_of_loss(_want()) == 2
+    assert inbox.unreported_loss(_want()) == 2
     assert inbox.is_lost_to(7, 2)
     inbox.regain(2)
     assert not inbox.is_lost_to(7, 2)
     assert inbox.is_lost_to(8, 2)
-    inbox.news_of_loss(_want(source=2, context=8))
+    inbox.unreported_loss(_want(source=2, context=8))
     assert not inbox.is_lost_to(8, 2)
 
 
@@ -140,14 +140,14 @@ def test_every_loss_of_a_rank_is_told() -> None:
     inbox = Inbox()
     for _ in range(3):
         inbox.lose(2)
-        assert inbox.news_of_loss(_want()) == 2
+        assert inbox.unreported_loss(_want()) == 2
         inbox.regain(2)
-        assert inbox.news_of_loss(_want()) is None
+        assert inbox.unreported_loss(_want()) is None
     inbox.lose(2)
     inbox.regain(2)
     inbox.lose(2)  # twice, and nobody looked meanwhile
-    assert inbox.news_of_loss(_want()) == 2
-    assert inbox.news_of_loss(_want()) is None
+    assert inbox.unreported_loss(_want()) == 2
+    assert inbox.unreported_loss(_want()) is None
 
 
 def test_on_a_communicator_of_those_who_are_there_earlier_losses_are_no_news():
@@ -155,12 +155,12 @@ def test_on_a_communicator_of_those_who_are_there_earlier_losses_are_no_news():
     inbox.regain(2, 1)  # its predecessor's loss was heard by nobody here
     old, new = Want(1, 2, 0, (0, 1, 2)), Want(5, 2, 0, (0, 1, 2))
     inbox.know_losses(5, {0: 0, 1: 0, 2: 1})
-    assert inbox.news_of_loss(new) is None
+    assert inbox.unreported_loss(new) is None
     assert not inbox.is_lost_to(5, 2)
-    assert inbox.news_of_loss(old) == 2
+    assert inbox.unreported_loss(old) == 2
     inbox.lose(2, 1)
     inbox.regain(2, 2)  # the one that the communicator was made of is gone, though another has come
-    assert inbox.news_of_loss(new) == 2
+    assert inbox.unreported_loss(new) == 2
 
 
 def test_a_revoked_communicator_is_so_with_all_its_parts():

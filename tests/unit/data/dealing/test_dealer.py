@@ -75,7 +75,7 @@ class Players:
     def die(self, unit, now_s):
         self.alive[unit] = False
         self.generations[unit] += 1
-        self.dealer.give_back(unit, self.counted[unit])
+        self.dealer.return_batches(unit, self.counted[unit])
         assert self.dealer.steps_of(unit).stop == self.counted[unit]
         if self.random.random() < 0.7:
             self.push(now_s + self.random.random(), unit, None)
@@ -183,7 +183,7 @@ def test_another_owner_that_hears_of_all_grants_goes_on_where_the_first_was():
         other.note(unit, grant)
         steps[unit] = grant.end
         if now_s == 20:
-            for given in one.give_back(1, steps[1] - 1):
+            for given in one.return_batches(1, steps[1] - 1):
                 other.note(1, given)
             steps[1] -= 1
             other.note(1, one.draw(1, steps[1], 20.5))
@@ -200,7 +200,7 @@ def test_a_successor_that_counts_its_steps_anew_gets_batches_that_nobody_had():
     left = one.undealt
     one.draw(0, 7, 4.0)  # more of it counts than was known
     other.note(0, one.grants[0][-1])
-    for given in one.give_back_former(0, 4) + one.give_back(0, 7):
+    for given in one.return_former(0, 4) + one.return_batches(0, 7):
         other.note(0, given)
     anew = one.draw(0, 0, 5.0)
     other.note(0, anew)
@@ -217,10 +217,10 @@ def test_what_is_done_stays_done_where_a_successor_counts_otherwise_and_finds_no
     while (grant := one.draw(0, step, float(step))).batches:
         other.note(0, grant)
         step = grant.end
-    assert one.give_back(0, 6) == []  # all of it counts
+    assert one.return_batches(0, 6) == []  # all of it counts
     assert not one.draw(0, 1, 9.0).batches
     other.note(0, Grant(1, 0, 0, 0, 0))
-    assert one.give_back(0, 6) == []
+    assert one.return_batches(0, 6) == []
     assert (one.undealt, other.undealt) == (0, 0)
     assert one.steps_of(0) == other.steps_of(0) == range(1, 1)
     assert one.left([1]) == other.left([1]) == {0: []}
@@ -235,7 +235,7 @@ def test_what_a_predecessor_had_not_done_is_given_back_whenever_its_loss_is_told
     anew = one.draw(0, 3, 9.0)  # asked for before the loss is heard of, by who knows of fewer steps
     other.note(0, anew)
     undealt = one.undealt
-    given = one.give_back_former(0, 6)
+    given = one.return_former(0, 6)
     for each in given:
         other.note(0, each)
     assert sum(each.images for each in given) == 10 * (held.stop - 6) == one.undealt - undealt

@@ -31,7 +31,7 @@ def test_inks_become_light(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["gif", "png", "webp"])
 def test_of_a_moving_picture_the_first_frame_counts(tmp_path: Path, suffix: str) -> None:
-    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue", "lime")]
+    frames = [Image.new("RGB", (16, 16), color) for color in ("red", "blue", "lime")]
     path = tmp_path / f"a.{suffix}"
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=50)
     assert np.abs(np.subtract(_corners(path)[0], (255, 0, 0))).max() < 6
@@ -46,7 +46,7 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path, kind: type, suffix:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
-def test_transparency_is_dropped_and_colour_stays(tmp_path: Path, mode: str) -> None:
+def test_transparency_is_dropped_and_color_stays(tmp_path: Path, mode: str) -> None:
     pixels = np.full((16, 16, 4), 200, np.uint8)
     pixels[..., 3] = 0
     path = tmp_path / ("a.tiff" if mode == "PA" else "a.png")

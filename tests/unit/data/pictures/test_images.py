@@ -20,7 +20,7 @@ def saved(path, pixels, **options):
 
 
 @pytest.mark.parametrize(("width", "height"), [(512, 768), (768, 512), (512, 512), (256, 400)])
-def test_equals_scaling_the_shorter_side_and_cropping_the_centre(tmp_path, width, height):
+def test_equals_scaling_the_shorter_side_and_cropping_the_center(tmp_path, width, height):
     pixels = smooth(width, height)
     result = read_pixels(saved(tmp_path / "a.png", pixels), 224)
 
@@ -73,12 +73,12 @@ def test_images_are_turned_upright(tmp_path, orientation, stored):
 
 def test_grey_palette_and_transparent_images_become_rgb(tmp_path):
     flat = np.full((30, 30), 200, np.uint8)
-    grey = read_pixels(saved(tmp_path / "grey.png", flat), 8)
+    gray = read_pixels(saved(tmp_path / "gray.png", flat), 8)
     deep = read_pixels(saved(tmp_path / "deep.png", flat.astype(np.uint16) * 257), 8)
     rgba = read_pixels(saved(tmp_path / "rgba.png", np.dstack([flat, flat, flat, flat // 2])), 8)
     palette = Image.fromarray(flat).convert("P")
     palette.save(tmp_path / "palette.png", transparency=b"\x00" * 200)
-    for result in (grey, deep, rgba, read_pixels(tmp_path / "palette.png", 8)):
+    for result in (gray, deep, rgba, read_pixels(tmp_path / "palette.png", 8)):
         np.testing.assert_array_equal(result, np.full((8, 8, 3), 200))
 
 

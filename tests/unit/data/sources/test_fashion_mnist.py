@@ -38,7 +38,7 @@ def test_shapes_and_classes(dataset):
     assert dataset.test.labels.bincount().tolist() == [1000] * 10
 
 
-def test_training_images_are_normalised(dataset):
+def test_training_images_are_normalized(dataset):
     images = dataset.train.images(torch.arange(60_000))
     assert images.dtype == torch.float32
     assert images.shape == (60_000, 1, 28, 28)

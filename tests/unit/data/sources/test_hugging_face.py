@@ -55,8 +55,8 @@ def test_a_saved_folder_keeps_its_classes_order_and_splits(tmp_path: Path) -> No
     light, dark = data.train.images(torch.tensor([0, 1]))
     white = torch.tensor(data.white)[:, None, None]
     black = torch.tensor(data.black)[:, None, None]
-    for seen, colour in ((light, COLOURS["zebra"]), (dark, COLOURS["ant"])):
-        share = torch.tensor(colour)[:, None, None] / 255
+    for seen, color in ((light, COLOURS["zebra"]), (dark, COLOURS["ant"])):
+        share = torch.tensor(color)[:, None, None] / 255
         torch.testing.assert_close(seen, (black + (white - black) * share).expand(3, 8, 8))
     assert [tuple(each.shape) for each in data.train.whole(torch.tensor([3]), 10)] == [(3, 10, 15)]
 

@@ -38,7 +38,7 @@ def load(folder, **keys):
     return ImageFolder(folder=str(folder), image_size=16, **keys).load()
 
 
-def test_classes_are_sorted_and_images_normalised_as_imagenets(animals):
+def test_classes_are_sorted_and_images_normalized_as_imagenets(animals):
     dataset = load(animals)
     assert dataset.classes == ("cat", "dog")
     assert dataset.image_shape == (3, 16, 16)

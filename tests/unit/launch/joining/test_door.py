@@ -144,7 +144,7 @@ def test_who_knows_the_token_is_told_of_the_job_and_given_a_place(
     assert isinstance(refused, GuestRefused)
     assert refused.reason == "place"
     visit.leave("its host asked it to")
-    assert door.heard() == [GuestLeft(Peer(2, 1), came.who, "left: its host asked it to")]
+    assert door.heard() == [GuestLeft(Peer(2, 1), came.address, "left: its host asked it to")]
     assert enter(door, visits).take_place() == Assignment(Peer(2, 2), 42, CAST, "start")
 
 
@@ -154,7 +154,7 @@ def test_who_dies_without_a_word_leaves_its_place(door: Door, visits: list[JoinC
     visits.pop().close()
     came, went = door.heard(2)
     assert isinstance(came, GuestAsked)
-    assert went == GuestLeft(Peer(2, 1), came.who, "is gone")
+    assert went == GuestLeft(Peer(2, 1), came.address, "is gone")
 
 
 def test_who_has_taken_all_its_steps_needs_no_successor(door: Door, visits: list[JoinClient]) -> None:
@@ -164,7 +164,7 @@ def test_who_has_taken_all_its_steps_needs_no_successor(door: Door, visits: list
     visit.leave(None)
     came, went = door.heard(2)
     assert isinstance(came, GuestAsked)
-    assert went == GuestLeft(Peer(2, 1), came.who, done=True)
+    assert went == GuestLeft(Peer(2, 1), came.address, done=True)
     with pytest.raises(RequestError, match="all its workers are there"):
         enter(door, visits).take_place()
 

@@ -21,10 +21,10 @@ from polyrhythm.launch.torchrun.gathering import (
     Gathered,
     RunIsOver,
     StartIsVoid,
+    announce_end,
     call_again,
     check_counts,
     gather,
-    tell_that_it_is_over,
 )
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 
@@ -124,7 +124,7 @@ def test_of_a_run_with_nothing_left_to_do_all_take_leave(keeper: bool) -> None:
     leader = replace(local(0, 3, store.port), keeper=keeper)
     with ThreadPoolExecutor(3) as pool:
         others = [pool.submit(gather, local(rank, 3, store.port)) for rank in (1, 2)]
-        tell_that_it_is_over(leader, Patience(PATIENCE_S))
+        announce_end(leader, Patience(PATIENCE_S))
         for other in others:
             with pytest.raises(RunIsOver):
                 other.result(PATIENCE_S)
@@ -133,12 +133,12 @@ def test_of_a_run_with_nothing_left_to_do_all_take_leave(keeper: bool) -> None:
 def test_who_hosts_the_store_stays_until_all_have_left_and_nobody_else_does() -> None:
     store = host_store()
     leader = local(0, 2, store.port)
-    tell_that_it_is_over(leader, Patience(0))  # the other has left before this one was started again
+    announce_end(leader, Patience(0))  # the other has left before this one was started again
     with pytest.raises(RunError, match="rank 1 has not joined"):
-        tell_that_it_is_over(replace(leader, keeper=True), Patience(0.01))
+        announce_end(replace(leader, keeper=True), Patience(0.01))
     with pytest.raises(RunIsOver):
         gather(local(1, 2, store.port))
-    tell_that_it_is_over(replace(leader, keeper=True), Patience(0))
+    announce_end(replace(leader, keeper=True), Patience(0))
 
 
 def test_ranks_that_never_come_are_named_by_all_who_have_come() -> None:

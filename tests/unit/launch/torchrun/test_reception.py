@@ -75,12 +75,12 @@ def test_all_are_told_of_places_that_nobody_has_yet_and_of_who_is_lost(run: Run)
 
 
 def test_a_lost_rank_is_given_to_the_process_that_calls_for_it(run: Run) -> None:
-    let_in: list[int] = []
+    admit: list[int] = []
     run.begin()
-    run.reception.call(1, let_in.append)
-    assert let_in == []  # the one before lives, as far as anybody knows
+    run.reception.call(1, admit.append)
+    assert admit == []  # the one before lives, as far as anybody knows
     run.lose(1)
-    assert let_in == [1]
+    assert admit == [1]
     assert run.hears(Peer(1, 1), "4 0")  # whom it would look for in vain
     run.reception.on_event(WorkerJoined(time_s=2, worker=1, rank=1))
     run.lose(3)
@@ -89,48 +89,48 @@ def test_a_lost_rank_is_given_to_the_process_that_calls_for_it(run: Run) -> None
 
 
 def test_one_that_dies_before_it_takes_part_is_followed_by_the_next(run: Run) -> None:
-    let_in: list[int] = []
+    admit: list[int] = []
     run.begin()
     run.lose(1)
     for _ in range(3):
-        run.reception.call(1, let_in.append)
-    assert let_in == [1, 2, 3]
+        run.reception.call(1, admit.append)
+    assert admit == [1, 2, 3]
     run.reception.on_event(WorkerJoined(time_s=2, worker=1, rank=1))
-    run.reception.call(1, let_in.append)
-    assert let_in == [1, 2, 3]
+    run.reception.call(1, admit.append)
+    assert admit == [1, 2, 3]
     assert run.hears(Peer(3, 0), "4 0", "1 0", "1 1", "1 2")
 
 
 def test_news_of_a_loss_that_is_known_already_loses_nobody_else(run: Run) -> None:
-    let_in: list[int] = []
+    admit: list[int] = []
     run.begin()
     run.lose(1)
-    run.reception.call(1, let_in.append)
+    run.reception.call(1, admit.append)
     run.lose(1)  # of the one before
     run.reception.on_event(WorkerJoined(time_s=2, worker=1, rank=1))
     assert run.hears(Peer(3, 0), "4 0", "1 0")
 
 
 def test_a_server_is_let_in_as_well_and_its_place_is_not_for_guests(run: Run) -> None:
-    let_in: list[int] = []
+    admit: list[int] = []
     run.begin()
     run.reception.on_event(ServerLost(time_s=1, text="server 0 (rank 2) is lost", rank=2))
     take = run.reception.launcher.supervisor.on
     assert Seat(1, Peer(4, 1)) in take(GuestAsked(1, "10.0.0.5:1"), 0.0)
     assert take(GuestAsked(2, "10.0.0.5:1"), 0.0) == [Refuse(2)]
-    run.reception.call(2, let_in.append)
-    assert let_in == [1]
+    run.reception.call(2, admit.append)
+    assert admit == [1]
 
 
 def test_a_rank_that_the_run_has_not_gets_no_place(run: Run) -> None:
-    let_in: list[int] = []
+    admit: list[int] = []
     run.begin()
     run.lose(1)
-    run.reception.call(17, let_in.append)
-    assert let_in == []
+    run.reception.call(17, admit.append)
+    assert admit == []
     assert run.hears(Peer(3, 0), "4 0", "1 0")  # and nobody is told of such a rank
-    run.reception.call(1, let_in.append)
-    assert let_in == [1]
+    run.reception.call(1, admit.append)
+    assert admit == [1]
 
 
 @pytest.fixture
@@ -159,14 +159,14 @@ def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(entr
     said = [event.text for event in run.said if isinstance(event, Notice)]
     assert said[:2] == ["others may join", "the place of worker 2 (rank 3) is vacant for a joining worker"]
     assert said[2].endswith(" takes the place of worker 2 (rank 3)")
-    let_in: list[int] = []
-    run.reception.call(3, let_in.append)  # its torchrun starts it again, but a guest is there
-    assert let_in == []
+    admit: list[int] = []
+    run.reception.call(3, admit.append)  # its torchrun starts it again, but a guest is there
+    assert admit == []
     assert run.hears(Peer(0, 0), "4 0", "3 0")
     visit.leave("its host asked it to")
-    while not let_in:
+    while not admit:
         run.reception.launcher.look()
-    assert let_in == [2]
+    assert admit == [2]
     assert run.hears(Peer(0, 0), "3 1")
     visit.close()
 

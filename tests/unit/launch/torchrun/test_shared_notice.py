@@ -37,7 +37,7 @@ class Ranks:
 def test_all_ranks_leave_alike_when_one_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_notice, "_PATIENCE", timedelta(seconds=60))
     ranks = Ranks(60.0)
-    ranks.other.come()
+    ranks.other.arrive()
     ranks.store.wait(["preemption/come"], timedelta(seconds=60))
     assert ranks.end("interrupted") == [True, True]
     assert [event.outcome for event in ranks.heard if isinstance(event, RunEnded)] == ["interrupted"]
@@ -45,7 +45,7 @@ def test_all_ranks_leave_alike_when_one_was_told(monkeypatch: pytest.MonkeyPatch
 
 def test_a_run_that_was_done_all_the_same_is_done() -> None:
     ranks = Ranks(60.0)
-    ranks.other.come()
+    ranks.other.arrive()
     ranks.store.wait(["preemption/come"], timedelta(seconds=60))
     assert ranks.end("done") == [False, False]
 
@@ -53,7 +53,7 @@ def test_a_run_that_was_done_all_the_same_is_done() -> None:
 def test_an_interrupt_is_no_preemption() -> None:
     assert Ranks(60.0).end("interrupted") == [False, False]
     without = Ranks(None)
-    without.other.come()
+    without.other.arrive()
     assert without.end("interrupted") == [False, False]
 
 

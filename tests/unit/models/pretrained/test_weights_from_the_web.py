@@ -85,8 +85,8 @@ def test_the_hubs_weights_are_fetched_once_and_only_the_head_is_new(
     assert asked == [f"/{REPOSITORY}/resolve/main/model.safetensors"]
 
 
-@pytest.mark.parametrize(("mean", "pixels"), [([0.485, 0.456, 0.406], "imagenet"), ([0.5] * 3, "centred")])
-def test_pixels_are_normalised_as_the_repository_says(
+@pytest.mark.parametrize(("mean", "pixels"), [([0.485, 0.456, 0.406], "imagenet"), ([0.5] * 3, "centered")])
+def test_pixels_are_normalized_as_the_repository_says(
     folder: Path, server: tuple[str, list[str]], mean: list[float], pixels: str
 ) -> None:
     _published(folder, mean)
@@ -178,7 +178,7 @@ def test_names_are_torchvisions() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "pixels"),
-    [("ResNet18_Weights.DEFAULT", "imagenet"), ("GoogLeNet_Weights.DEFAULT", "centred")],
+    [("ResNet18_Weights.DEFAULT", "imagenet"), ("GoogLeNet_Weights.DEFAULT", "centered")],
 )
 def test_torchvisions_pixels(weights: str, pixels: str) -> None:
     assert start.pixels_of(f"torchvision(weights='{weights}')") == pixels

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from conformance.jobs import blobs, make_job, simulated
-from polyrhythm.events import Evaluated, RunEnded, ServerProgress, WorkerProgress
+from polyrhythm.events import (
+    BatchesBalanced,
+    Evaluated,
+    InputWaited,
+    RunEnded,
+    ServerProgress,
+    WorkerProgress,
+)
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import Bottleneck, held_back
 from polyrhythm.simulation.run import ConstantCluster
@@ -44,7 +51,7 @@ def test_shares_add_up_to_all_time() -> None:
     assert told.compute_share == pytest.approx(14 / 20)
     assert told.exchange_share == pytest.approx(0.2 * 20 / 20)  # the slower one waits 0.2 s a step
     assert told.slower_workers_share == pytest.approx(2 / 20)
-    assert asdict(told)["cause"] == "network"
+    assert asdict(told)["gains"] == pytest.approx({"the network": 0.25, "slower workers": 0.25})
     assert told.gain == pytest.approx(0.25)
 
 
@@ -61,9 +68,7 @@ def test_the_largest_share_is_not_named_where_another_cause_would_gain() -> None
     assert told.compute_share == pytest.approx(0.625)
     assert told.cause == "stragglers"
     assert told.gain == pytest.approx(1.0)
-    assert told.problem == (
-        "worker 3 is 2.0× slower than the median, and the others wait for it (37.5 % of the workers' time)"
-    )
+    assert told.problem == ("worker 3 is 2.0× slower than the median, and the others wait for it")
     assert told.time == "62.5 % computing, 37.5 % waiting for slower workers, 0.0 % communication"
     assert told.text == (
         f"{told.problem}; remedy: `--balance measured`, which gives it a smaller share, up to +100 % images/s"
@@ -78,7 +83,7 @@ def test_who_has_nothing_left_to_do_waits_for_the_end_of_the_run() -> None:
     assert told.nothing_left_share == pytest.approx(16 / 30)
     assert told.compute_share + told.exchange_share + told.slower_workers_share == pytest.approx(14 / 30)
     assert told.cause == "nothing left"
-    assert told.problem.endswith("finish early and idle (53.3 % of the workers' time)")
+    assert told.problem.endswith("finish early and idle")
     assert told.time.endswith(", 53.3 % idle at the end")
     assert told.text.endswith("up to +114 % images/s")
 
@@ -120,9 +125,7 @@ def test_busy_servers_are_told_from_a_slow_network() -> None:
     assert (served.servers_busy_share, served.server_queue) == (pytest.approx(0.9), pytest.approx(4.5))
     slow = found([(2, 8), (2, 8)], busy=0.1, queue=1, staleness=1)
     assert slow.cause == "network"
-    assert slow.problem == (
-        "communication with the servers, over links that all workers share (80.0 % of the workers' time)"
-    )
+    assert slow.problem == ("communication with the servers, over links that all workers share")
     assert found([(2, 8), (2, 8)]).cause == "network"
 
 
@@ -153,10 +156,122 @@ def test_known_causes_of_simulated_runs() -> None:
 
 def test_a_run_is_not_advised_the_strategy_that_it_has() -> None:
     thin = ConstantCluster(bandwidth_bytes_per_s=2e4)
-    often, seldom = (simulated_cause(spec, thin) for spec in ("synchronous", "local_sgd(steps=2)"))
+    often, rarely = (simulated_cause(spec, thin) for spec in ("synchronous", "local_sgd(steps=2)"))
     assert "`--strategy 'local_sgd(steps=4)'`" in often.remedy
-    assert "local_sgd" not in seldom.remedy
-    assert "a larger `steps`" in seldom.remedy
+    assert "local_sgd" not in rarely.remedy
+    assert "a larger `steps`" in rarely.remedy
+
+
+@pytest.mark.parametrize(("spec", "servers", "key"), [
+    ("decoupled_diloco(steps=10)", 2, "steps"),
+    ("periodic_averaging", 1, "steps"),
+    ("easgd", 1, "tau"),
+    ("local_sgd", 0, "steps"),
+])  # fmt: skip
+def test_what_exchanges_rarely_is_advised_to_do_so_more_rarely(spec: str, servers: int, key: str) -> None:
+    for waited_s, exchange_s in ((8, 8), (8, 0.1)):  # for the network; for each other
+        figures = ten_steps([(2, waited_s), (2, waited_s)], servers=servers)
+        assert figures.started is not None
+        figures.started = replace(figures.started, strategy=spec)
+        for worker in figures.workers.values():
+            worker.last.exchange_s = exchange_s
+        told = held_back(figures)
+        assert told is not None
+        assert told.cause in ("network", "lock-step waiting")
+        assert f"a larger `{key}`" in told.remedy
+        assert "local_sgd" not in told.remedy
+
+
+def test_workers_wait_for_the_slower_ones_of_their_group() -> None:
+    """Two groups of two: worker 3 computes three times as long, and worker 2 waits for it."""
+    figures = ten_steps([(4, 1), (4, 1), (4, 9), (12, 1)], servers=1, free_running=True)
+    assert figures.started is not None
+    figures.started = replace(figures.started, strategy="mixed")
+    told = held_back(figures)
+    assert told is not None
+    assert told.cause == "stragglers"
+    assert told.problem.startswith("worker 3 is 3.0× slower")
+    assert told.gain == pytest.approx(0.8)  # 1.3 s a step would be 0.5 s, in a group that has 26 of 36 s
+    assert told.slower_workers_share * 36 == pytest.approx(8)
+    assert told.exchange_share * 36 == pytest.approx(4)
+
+
+def test_a_slow_network_of_groups_has_a_remedy_inside_them() -> None:
+    figures = ten_steps([(2, 8), (2, 8)], servers=1)
+    assert figures.started is not None
+    for spec, remedy in (
+        ("mixed", "`inside=local_sgd(steps=4)`"),
+        ("mixed(inside=local_sgd(steps=4))", "a larger `steps` of `inside`"),
+    ):
+        figures.started = replace(figures.started, strategy=spec)
+        told = held_back(figures)
+        assert told is not None
+        assert remedy in told.remedy
+
+
+def test_a_single_worker_waits_for_nobody() -> None:
+    figures = ten_steps([(2, 8)], servers=0)
+    told = held_back(figures)
+    assert told is not None
+    assert (told.cause, told.time) == ("compute", "20.0 % computing, 80.0 % other waiting")
+    assert figures.started is not None
+    figures.started = replace(figures.started, threads=1, cores=2)
+    figures.workers[0].last.processor_s = 1.5
+    told = held_back(figures)
+    assert told is not None
+    assert (told.cause, told.remedy) == ("processor", "fewer other programs")
+
+
+@pytest.mark.parametrize(("spec", "advised"), [
+    ("synchronous", True),
+    ("synchronous(compress=bfloat16)", False),
+    ("mixed(replicas=1, servers=1)", False),
+    ("local_sgd(steps=3, aggregator=trimmed_mean)", False),
+])  # fmt: skip
+def test_compression_is_advised_where_it_can_be_had_and_is_not(spec: str, advised: bool) -> None:
+    figures = ten_steps([(2, 8), (2, 8)], servers=0)
+    assert figures.started is not None
+    figures.started = replace(figures.started, strategy=spec)
+    told = held_back(figures)
+    assert told is not None
+    assert told.cause == "network"
+    assert ("--compress" in told.remedy) is advised
+    assert "--batch-size" in told.remedy
+
+
+@pytest.mark.parametrize(("spec", "balanced", "advised"), [
+    ("synchronous", False, True),
+    ("synchronous", True, False),
+    ("d_psgd", False, False),
+])  # fmt: skip
+def test_shares_by_speed_are_advised_where_they_can_be_had_and_are_not(
+    spec: str, balanced: bool, advised: bool
+) -> None:
+    figures = ten_steps([(5, 5), (5, 5), (5, 5), (10, 0)], servers=0)
+    assert figures.started is not None
+    figures.started = replace(figures.started, strategy=spec)
+    if balanced:
+        figures.add(BatchesBalanced(time_s=1, step=3, sizes=[4, 4, 4, 3]))
+    told = held_back(figures)
+    assert told is not None
+    assert told.cause == "stragglers"
+    assert ("--balance" in told.remedy) is advised
+    assert ("backup_workers" in told.remedy) is not advised
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "name"), [(4.0, "decoding and augmentation of images"), (0.2, "reading of images")]
+)
+def test_slow_disks_are_told_from_heavy_decoding(busy_s: float, name: str) -> None:
+    """Four of ten seconds of either worker waited for batches, and its process computed in them or did not."""
+    figures = ten_steps([(10, 0), (10, 0)], servers=0)
+    for worker in (0, 1):
+        figures.add(InputWaited(time_s=10, worker=worker, seconds=4.0, busy_s=busy_s))
+    told = held_back(figures)
+    assert told is not None
+    assert (told.cause, told.bottleneck, told.input_share) == ("input", name, pytest.approx(0.4))
+    assert told.gain == pytest.approx(1 / 0.6 - 1)
+    assert told.compute_share == pytest.approx(0.6)
 
 
 def test_servers_say_what_they_have_done_until_the_end() -> None:
@@ -281,3 +396,43 @@ def test_what_is_told_adds_up_to_all_time_although_little_things_have_no_name_th
     assert "0.5 % other waiting" in told.time
     shares = [float(part) for part in re.findall(r"([0-9.]+) %", told.time)]
     assert sum(shares) == pytest.approx(100, abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "cores", "kind", "gains"),
+    [
+        (2, 1, 2, "other programs on the same cores", True),
+        (6, 1, 2, "more processes than cores", False),
+        (2, 4, 2, "more compute threads than cores", False),
+    ],
+)
+def test_other_programs_are_told_from_too_many_processes_and_threads(
+    workers: int, threads: int, cores: int, kind: str, gains: bool
+) -> None:
+    """Half of every step waited for a core; what fewer of them would gain is unknown."""
+    figures = ten_steps([(10, 0)] * workers, servers=0)
+    assert figures.started is not None
+    figures.started = replace(figures.started, threads=threads, cores=cores)
+    for worker in range(workers):
+        total = figures.workers[worker].last
+        total.processor_s = 5.0
+    told = held_back(figures)
+    assert told is not None
+    assert next(iter(told.gains)) == kind
+    assert told.gain == (pytest.approx(1.0) if gains else 0.0)
+    assert told.cause == "processor"
+
+
+def test_low_waits_of_single_steps_tell_unequal_steps_from_a_slow_network() -> None:
+    """Both workers wait 4 of 10 s: for each other, if the last one at an exchange waits a tenth of that."""
+    figures = ten_steps([(6, 4), (6, 4)], servers=0)
+    network = held_back(figures)
+    assert network is not None
+    assert network.cause == "network"
+    for series in figures.workers.values():
+        series.last.exchange_s = 0.4
+    unequal = held_back(figures)
+    assert unequal is not None
+    assert unequal.cause == "lock-step waiting"
+    assert unequal.gains["steps of unequal length"] == pytest.approx(1 / (1 - 0.36) - 1)
+    assert unequal.gains["the network"] == pytest.approx(1 / (1 - 0.04) - 1)

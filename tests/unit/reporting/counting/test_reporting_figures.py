@@ -14,6 +14,7 @@ from polyrhythm.events import (
     WorkerProgress,
 )
 from polyrhythm.reporting.figures import RunFigures, Staleness
+from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.progress import training_line
 
 
@@ -75,7 +76,7 @@ def test_a_lost_worker_keeps_nobody_waiting(story):
     assert figures.recent_loss == 0.5
     assert figures.images_seen == 1040
     assert [notice.text for notice in figures.notices[1:]] == [
-        "worker 1 (rank 1) is lost after step 15, the others continue"
+        "worker 1 (rank 1) is lost (last report: step 15), the others continue"
     ]
     figures.add(WorkerJoined(time_s=9.75, worker=1, rank=1))
     assert figures.fraction_done == (18 + 15) / 40
@@ -166,6 +167,23 @@ def test_others_count_their_steps_anew(story):
     figures.add(redone(9.0, 0, step=figures.workers[0].last.step, images=40))
     assert figures.images_seen == before + 40
     assert figures.present == [figures.workers[0]]
+
+
+@pytest.mark.parametrize("before", [2, 3])
+def test_a_run_resumed_with_other_workers_has_figures_since_then(story, before):
+    """Its bottleneck is that of the workers that it has now."""
+    first, *rest = [
+        replace(event, workers=before, strategy="s") if isinstance(event, RunStarted) else event
+        for event in story
+    ]
+    again = [resumed(1), redone(1.0, 0, 15, 200), redone(2.0, 1, 15, 200)]
+    figures = RunFigures.of([first, *rest, RunEnded(time_s=9.0, outcome="interrupted", result={}), *again])
+    whole = [part.images_seen for part in figures.together.stretches]
+    assert whole == [400, 600, 800, 1000]
+    steps = {worker: series.total.steps for worker, series in figures.latest.workers.items()}
+    assert steps == ({0: 15, 1: 15} if before == 2 else {0: 5, 1: 5})
+    assert (figures.latest is figures) == (before == 2)
+    assert held_back(figures) == held_back(figures.latest)
 
 
 def test_a_resumed_run_without_a_logged_checkpoint_is_cut_at_its_epoch(story):

@@ -57,7 +57,7 @@ def test_a_stretch_without_time_or_images_has_no_rates():
 
 
 @pytest.mark.parametrize(("size", "images"), [(1, [1, 2, 3, 4, 5]), (2, [3, 7, 5]), (3, [6, 9]), (9, [15])])
-def test_neighbours_are_grouped_and_the_last_group_may_be_smaller(size, images):
+def test_neighbors_are_grouped_and_the_last_group_may_be_smaller(size, images):
     stretches = [replace(FIRST, images=number) for number in range(1, 6)]
     assert [group.images for group in grouped(stretches, size)] == images
 

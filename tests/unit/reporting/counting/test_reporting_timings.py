@@ -76,7 +76,7 @@ def test_free_running_workers_wait_for_nobody_that_is_known() -> None:
     timings = Timings()
     timings.add(told(0, [[1, 0.5]], in_step=False), 2)
     timings.add(told(1, [[1, 0.125]], in_step=False), 2)
-    assert not timings.tells_waiting
+    assert not timings.shows_waiting
     assert [parts.seconds["communication"] for parts in timings.of_workers()] == [0.5, 0.125]
     assert [parts.seconds["waiting"] for parts in timings.of_workers()] == [0.0, 0.0]
     assert timing_table(timings.to_json())[1][-2] == "–"

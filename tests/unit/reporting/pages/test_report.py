@@ -4,13 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.metadata import version
 
 import pytest
 
 from polyrhythm.errors import RequestError
-from polyrhythm.events import Notice, RunEnded
+from polyrhythm.events import Evaluated, Notice, RunEnded
 from polyrhythm.reporting.event_log import EventLog
 from polyrhythm.reporting.held_back import gain_text, held_back
 from polyrhythm.reporting.pages.report import read_figures, write_report
@@ -257,6 +258,14 @@ def test_what_is_no_run_is_a_wrong_request(tmp_path, folder, story):
     (folder / "environment.json").write_text("{")
     with pytest.raises(RequestError, match=r"environment\.json is damaged"):
         reported(folder, story)
+
+
+def test_a_figure_that_no_page_can_hold_is_refused_in_a_line(folder, story):
+    events = list(story)
+    place = next(i for i, event in enumerate(events) if isinstance(event, Evaluated))
+    events[place] = replace(events[place], test_top1=float("inf"))
+    with pytest.raises(RequestError, match=r"^[^\n]*is damaged: leave that run out$"):
+        reported(folder, events)
 
 
 def test_reporting_needs_neither_torch_nor_tensorboard_to_be_imported():

@@ -71,7 +71,7 @@ def test_plain_lines_leave_out_staleness_where_there_are_no_servers(story):
 
 def test_a_lost_worker_is_said_and_marked(story):
     told = [*story, WorkerLost(time_s=9.5, worker=1, rank=1, step=15)]
-    assert plain(told)[-1] == "notice: worker 1 (rank 1) is lost after step 15, the others continue"
+    assert plain(told)[-1] == "notice: worker 1 (rank 1) is lost (last report: step 15), the others continue"
     figures = RunFigures.of(told)
     rows = drawn(figures).splitlines()
     assert any(row.split()[:3] == ["1", "(lost)", "15/20"] for row in rows), rows

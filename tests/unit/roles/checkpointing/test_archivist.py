@@ -26,7 +26,7 @@ class Held:
     """Writing that waits until it is let go."""
 
     def __init__(self, monkeypatch):
-        self.begun, self.let_go = threading.Event(), threading.Event()
+        self.begun, self.release = threading.Event(), threading.Event()
         self.log = []
         self._write = archive_module.save_checkpoint
         monkeypatch.setattr(archive_module, "save_checkpoint", self._save)
@@ -34,7 +34,7 @@ class Held:
     def _save(self, path, tensors, facts, claim):
         self.log.append(f"begin {facts['step']}")
         self.begun.set()
-        assert self.let_go.wait(PATIENCE_S)
+        assert self.release.wait(PATIENCE_S)
         self._write(path, tensors, facts, claim)
         self.log.append(f"end {facts['step']}")
 
@@ -50,7 +50,7 @@ class Watched(Activity):
     @contextmanager
     def doing(self, what, *, takes_long=False):
         self.waits.append((what, takes_long))
-        self._held.let_go.set()
+        self._held.release.set()
         yield
 
 
@@ -86,16 +86,30 @@ def test_it_is_said_once_it_is_whole_and_not_before(job, held, tmp_path):
     assert (facts["epoch"], facts["step"]) == (1, 1)
 
 
-def test_the_next_one_waits_for_the_one_under_way(job, held):
+def test_the_newest_waits_for_the_disk_and_no_step_does(job, held):
     said = []
     activity = Watched(held)
     archivist = Archivist(Archive(job), activity, said.append, beside=True)
-    for step in (1, 2, 3):
+    for step in (1, 2, 3, 4):
         archivist.begin(snapshot(step))
+    assert activity.waits == []
+    assert [event.text for event in said] == [
+        "the disk is slower than the interval between checkpoints: that of step 2 is skipped there; a longer "
+        "interval writes all"
+    ]
     archivist.wait()
-    assert held.log == ["begin 1", "end 1", "begin 2", "end 2", "begin 3", "end 3"]
-    assert said == [saved(1), saved(2), saved(3)]
+    assert held.log == ["begin 1", "end 1", "begin 4", "end 4"]
+    assert said[1:] == [saved(1), saved(4)]
     assert set(activity.waits) == {("writing a checkpoint", True)}
+
+
+def test_one_that_may_be_the_best_waits_for_the_disk_before_newer_ones(job, held, tmp_path):
+    archivist = Archivist(Archive(job), Watched(held), lambda event: None, beside=True)
+    for step, top1 in ((1, None), (2, 0.5), (3, None), (4, 0.25)):
+        archivist.begin(snapshot(step), top1)
+    archivist.wait()
+    assert held.log == ["begin 1", "end 1", "begin 2", "end 2"]
+    assert load_checkpoint(best_checkpoint(tmp_path / FOLDER))[1]["step"] == 2
 
 
 def test_in_virtual_time_it_is_there_at_once(job, tmp_path):
@@ -112,8 +126,9 @@ def test_what_cannot_be_written_is_one_line_and_the_next_one_is_tried(job, tmp_p
     archivist.wait()
     with monkeypatch.context() as patch:
         patch.setattr(archive_module, "save_checkpoint", failing)
-        archivist.begin(snapshot(2), 0.9)
-        archivist.wait()
+        for _ in range(3):
+            archivist.begin(snapshot(2), 0.9)
+            archivist.wait()
         archivist.tested(0.95)  # of what is not there
     archivist.begin(snapshot(3), 0.25)
     archivist.tested(0.75)

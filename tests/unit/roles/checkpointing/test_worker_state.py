@@ -86,7 +86,7 @@ def test_a_state_is_given_back_whole():
     state = WorkerState.of(replica(seed=3), account(), {})
     other = replica(seed=9)
     other.part.momentum, other.part.clock = torch.zeros(2), 0
-    state.give_back(other)
+    state.return_batches(other)
     assert other.model[0].running_mean.tolist() == [3.0, 1.0]
     assert other.model[0].num_batches_tracked == 3
     assert (other.part.momentum.tolist(), other.part.clock) == ([1.0, 2.0], 7)

@@ -19,7 +19,7 @@ def test_times_count_from_when_training_started() -> None:
     now_s = 10.0
     narrator.begin()
     now_s = 12.0
-    narrator.say(Notice(time_s=0, text="two seconds"))
+    narrator.emit(Notice(time_s=0, text="two seconds"))
     assert said == [Notice(time_s=2.0, text="two seconds")]
     assert (narrator.elapsed_s, narrator.total_s, narrator.trained_s) == (2.0, 102.0, 1.5)
     narrator.take_up(4.0)

@@ -15,20 +15,20 @@ class Reports:
 
     def __init__(self) -> None:
         self.stragglers = Stragglers()
-        self.told_s: dict[int, float] = {}
+        self.estimated_s: dict[int, float] = {}
         self.paused_s = 0.0
 
-    def say(self, worker: int, own_s: float, steps: int = 100, wait_s: float = 0.0) -> Straggler | None:
+    def emit(self, worker: int, own_s: float, steps: int = 100, wait_s: float = 0.0) -> Straggler | None:
         """Reports steps of which each took a worker so long, and in all of which it waited."""
-        self.told_s[worker] = self.told_s.get(worker, 0.0) + steps * own_s + wait_s
+        self.estimated_s[worker] = self.estimated_s.get(worker, 0.0) + steps * own_s + wait_s
         event = WorkerProgress(
-            time_s=self.told_s[worker], worker=worker, epoch=0, step=0, steps=steps, images=0, loss=0.0,
+            time_s=self.estimated_s[worker], worker=worker, epoch=0, step=0, steps=steps, images=0, loss=0.0,
             learning_rate=0.0, wait_s=wait_s,
         )  # fmt: skip
         return self.stragglers.on_progress(event, self.paused_s if worker == 0 else 0.0)
 
     def round(self, *own_s: float, **how: float) -> list[Straggler]:
-        said = [self.say(worker, each, wait_s=how.get("wait_s", 0.0)) for worker, each in enumerate(own_s)]
+        said = [self.emit(worker, each, wait_s=how.get("wait_s", 0.0)) for worker, each in enumerate(own_s)]
         return [each for each in said if each is not None]
 
 
@@ -67,12 +67,12 @@ def test_who_keeps_flapping_is_named_once_unless_it_gets_worse() -> None:
 
 
 def test_waiting_is_not_slowness() -> None:
-    """In step with others, everybody's steps take equally long; the slow one alone does not wait."""
+    """In step with others, all_peers's steps take equally long; the slow one alone does not wait."""
     reports = Reports()
     said = []
     for _ in range(6):
-        said += [reports.say(worker, 0.1, wait_s=20.0) for worker in range(3)]
-        said += [reports.say(3, 0.3, wait_s=0.0)]
+        said += [reports.emit(worker, 0.1, wait_s=20.0) for worker in range(3)]
+        said += [reports.emit(3, 0.3, wait_s=0.0)]
     (named,) = [each for each in said if each]
     assert (named.worker, named.slowdown) == (3, pytest.approx(3))
 
@@ -81,7 +81,7 @@ def test_a_leader_that_tests_is_not_slow() -> None:
     reports = Reports()
     for _ in range(6):
         reports.paused_s += 50.0
-        reports.told_s[0] = reports.told_s.get(0, 0.0) + 50.0
+        reports.estimated_s[0] = reports.estimated_s.get(0, 0.0) + 50.0
         assert reports.round(0.1, 0.1, 0.1) == []
 
 
@@ -97,7 +97,7 @@ def test_a_few_steps_of_drawn_times_are_no_evidence() -> None:
     for _ in range(50):
         for worker in range(16):
             mean_s = sum(random.expovariate(10.0) for _ in range(10)) / 10
-            assert reports.say(worker, mean_s, steps=10) is None
+            assert reports.emit(worker, mean_s, steps=10) is None
 
 
 def test_a_successor_is_judged_anew() -> None:

@@ -8,10 +8,10 @@ from torch import Tensor
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.leading.training_duties import stock_of
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.worker_part import HoldsModel, WorkerCalls, WorkerPart
+from polyrhythm.strategies.worker_part import WorkerPart
 
 
-class Holding(WorkerPart, HoldsModel):
+class Holding(WorkerPart):
     """A part whose state holds its own model, unless that is a copy."""
 
     def model_in(self, state: State) -> Tensor | None:
@@ -32,7 +32,7 @@ def test_models_of_an_epochs_end_are_averaged_and_one_stands_for_worker_0s() -> 
         2: state_of(2, 8, 9.0, 9.0, copy=True),
         4: state_of(4, 7, 50.0, 50.0),
     }
-    stock = stock_of(states, WorkerCalls(Holding()), 8)
+    stock = stock_of(states, Holding(), 8)
     assert stock is not None
     assert stock.mean.tolist() == [3.0, 2.0]
     assert sorted(stock.states) == [0, 1, 2, 3]
@@ -42,5 +42,5 @@ def test_models_of_an_epochs_end_are_averaged_and_one_stands_for_worker_0s() -> 
 
 def test_without_a_model_of_that_step_there_is_none() -> None:
     states = {1: state_of(1, 8, 1.0, copy=True), 2: state_of(2, 7, 1.0)}
-    assert stock_of(states, WorkerCalls(Holding()), 8) is None
-    assert stock_of({1: state_of(1, 8, 1.0)}, WorkerCalls(WorkerPart()), 8) is None
+    assert stock_of(states, Holding(), 8) is None
+    assert stock_of({1: state_of(1, 8, 1.0)}, WorkerPart(), 8) is None

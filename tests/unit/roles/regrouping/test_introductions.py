@@ -37,7 +37,7 @@ def test_it_is_complete_when_the_announced_states_have_come_too() -> None:
 
 def test_newcomers_wait_until_there_is_something_to_welcome_them_with() -> None:
     made = Introductions()
-    made.hold_back()
+    made.defer()
     assert not made.on_newcomer(1, 1, 1)
     assert not made.on_newcomer(2, 4, 2)
     assert made.none_left({0, 1, 2})

@@ -6,7 +6,7 @@ import pytest
 
 from polyrhythm.communication.control_message import MembershipView, StepBroken
 from polyrhythm.communication.log import Report
-from polyrhythm.roles.regroup import NobodyLeft, PendingMembers
+from polyrhythm.roles.regroup import NoWorkersLeft, PendingMembers
 
 
 def members(workers=4):
@@ -91,7 +91,7 @@ def test_without_anybody_who_holds_something_there_is_nothing_to_go_on_with():
     made = PendingMembers(2, generation=1)
     made.enter(1, 1)
     with pytest.raises(
-        NobodyLeft, match=r"^all workers with the parameters have failed, including worker 0$"
+        NoWorkersLeft, match=r"^all workers with the parameters have failed, including worker 0$"
     ):
         made.form(NOTHING, {0, 1})
 

@@ -56,7 +56,7 @@ class Stagehand:
     def living(self, ranks: Sequence[int]) -> list[int]:
         return [rank for rank in ranks if rank in self.alive]
 
-    def let_go(self, passage: Passage) -> None:
+    def start(self, passage: Passage) -> None:
         self.sent.append((passage.parcel.source.rank, passage.parcel.message.tensor))
 
 

@@ -68,7 +68,7 @@ def assert_is_reference(job, trained: Tensor, meet: Meet) -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam(lr=0.01)"])
 @pytest.mark.parametrize("at_average", ["keep", "average", "reset"])
-def test_local_sgd_and_what_becomes_of_the_optimisers(at_average, optimizer):
+def test_local_sgd_and_what_becomes_of_the_optimizers(at_average, optimizer):
     job, trained = found(f"local_sgd(steps=2, optimizer_state={at_average})", optimizer=optimizer)
 
     def meet(done, models, optimizers, rate):
@@ -90,7 +90,7 @@ def test_local_sgd_and_what_becomes_of_the_optimisers(at_average, optimizer):
     assert_is_reference(job, trained, meet)
 
 
-def test_optimiser_states_matter():
+def test_optimizer_states_matter():
     """Else the three ways of treating them would not be told apart."""
     vectors = [
         found(f"local_sgd(steps=2, optimizer_state={rule})")[1] for rule in ("keep", "average", "reset")
@@ -217,3 +217,89 @@ def test_diloco(inner):
             fill(models, model)
 
     assert_is_reference(job, trained, meet)
+
+
+def corrected(
+    job,
+    steps: int,
+    term: Callable[[int, Tensor, Tensor], Tensor],
+    end_round: Callable[[list[Tensor], Tensor], Tensor],
+) -> Tensor:
+    """Trains every worker's own model, with a term added to each gradient; gives the consensus in the end.
+
+    Args:
+        term: told the worker, its parameters and its gradient; gives what is added.
+        end_round: told the workers' parameters and the round's first ones; gives the next round's.
+    """
+    learning = job.learning
+    torch.manual_seed(learning.seed)
+    start = vector_of(first := job.make_model())
+    models = [deepcopy(first) for _ in range(WORKERS)]
+    optimizers = [learning.optimizer.create(model.parameters()) for model in models]
+    for step in range(STEPS):
+        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            images, labels = batch(job, step // STEPS_PER_EPOCH, step % STEPS_PER_EPOCH, worker, WORKERS)
+            optimizer.zero_grad()
+            functional.cross_entropy(model(images.double()), labels).backward()
+            gradient = nn.utils.parameters_to_vector([each.grad for each in model.parameters()])
+            added = term(worker, vector_of(model), gradient)
+            place = 0
+            for each in model.parameters():
+                each.grad += added[place : place + each.numel()].view_as(each)
+                place += each.numel()
+            optimizer.step()
+        if (step + 1) % steps == 0 or step + 1 == STEPS:
+            start = end_round([vector_of(model) for model in models], start)
+            fill(models, start)
+    return start
+
+
+@pytest.mark.parametrize("optimizer", ["sgd(lr=0.05, momentum=0)", "sgd(lr=0.05)", "adam(lr=0.01)"])
+def test_scaffold(optimizer):
+    job, trained = found("scaffold(steps=4)", optimizer=optimizer, schedule="constant")
+    own = [torch.zeros_like(begin(job)) for _ in range(WORKERS)]
+    common = torch.zeros_like(own[0])
+    seen: list[list[Tensor]] = [[] for _ in range(WORKERS)]
+
+    def term(worker, vector, gradient):
+        seen[worker].append(gradient.clone())
+        return common - own[worker]
+
+    def end_round(vectors, start):
+        nonlocal common
+        for worker, vector in enumerate(vectors):
+            if "momentum=0" in optimizer:  # option II of the paper, from the models alone
+                own[worker] = own[worker] - common + (start - vector) / (len(seen[worker]) * 0.05)
+            else:
+                own[worker] = torch.stack(seen[worker]).mean(0)
+            seen[worker].clear()
+        common = torch.stack(own).mean(0)
+        return torch.stack(vectors).mean(0)
+
+    expected = corrected(job, 4, term, end_round)
+    torch.testing.assert_close(trained, expected, rtol=1e-10, atol=1e-12)
+    plain = found("local_sgd(steps=4)", optimizer=optimizer, schedule="constant")[1]
+    assert (trained - plain).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("optimizer", ["sgd(lr=0.05, momentum=0)", "sgd(lr=0.05)", "adam(lr=0.01)"])
+def test_admm(optimizer):
+    rho = 0.7
+    job, trained = found(f"admm(steps=4, rho={rho})", optimizer=optimizer, schedule="constant")
+    consensus = begin(job)
+    duals = [torch.zeros_like(consensus) for _ in range(WORKERS)]
+
+    def term(worker, vector, gradient):
+        return rho * (vector - consensus + duals[worker])
+
+    def end_round(vectors, start):
+        nonlocal consensus
+        consensus = torch.stack([x + u for x, u in zip(vectors, duals, strict=True)]).mean(0)
+        for worker, vector in enumerate(vectors):
+            duals[worker] = duals[worker] + vector - consensus
+        return consensus
+
+    expected = corrected(job, 4, term, end_round)
+    torch.testing.assert_close(trained, expected, rtol=1e-10, atol=1e-12)
+    plain = found("local_sgd(steps=4)", optimizer=optimizer, schedule="constant")[1]
+    assert (trained - plain).abs().max() > 1e-4

@@ -10,7 +10,7 @@ from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.averaging.rounds.averaging import of_rounds
-from polyrhythm.strategies.state import Held
+from polyrhythm.strategies.resharding import Held
 
 FAMILY = ["local_sgd(steps=2", "diloco(steps=2"]
 

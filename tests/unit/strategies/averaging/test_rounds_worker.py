@@ -27,7 +27,7 @@ from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
 from polyrhythm.strategies.role_assignment import roles_in_order
-from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from sample import failures_of
@@ -51,7 +51,7 @@ def together(spec, play, workers=WORKERS):
         flat = FlatParameters(model)
         plan = OptimizerPlan.of(torch.optim.SGD(model.parameters(), lr=RATE), flat)
         setting = WorkerSetting(network, network, roles_in_order(workers, 0), flat, plan)
-        play(WorkerCalls(strategy(spec).worker(setting)), flat, rank)
+        play(strategy(spec).worker(setting), flat, rank)
         vectors[rank] = flat.vector.clone()
 
     for rank in range(workers):
@@ -89,6 +89,8 @@ def test_a_mean_changes_no_mean_and_makes_all_equal():
         "bmuf(steps=2, nesterov=True)",
         "slowmo(steps=2)",
         "diloco(steps=2)",
+        "scaffold(steps=2)",
+        "admm(steps=2)",
         "parallel_sgd",
     ],
 )

@@ -17,7 +17,7 @@ from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.averaging.diloco import StreamingWorker, fragments_of
 from polyrhythm.strategies.role_assignment import RoleAssignment
-from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from simulation.deaths import AROUND, events_of
@@ -132,7 +132,7 @@ def test_the_published_trajectories_are_met(delay, mixing):
         network = cluster.communicator(rank)
         plan = OptimizerPlan.of(torch.optim.SGD(model.parameters(), lr=1.0), flat)
         setting = WorkerSetting(network, network, RoleAssignment((0, 1)), flat, plan)
-        part = WorkerCalls(build("strategy", spec, *FAMILIES).worker(setting))
+        part = build("strategy", spec, *FAMILIES).worker(setting)
         part.start(0)
         for number in range(15):
             flat.gradients.fill_(2.0)
@@ -237,14 +237,14 @@ def test_the_mean_of_a_lost_worker_is_of_those_who_are_left():
     assert torch.allclose(after[0], common[0] - step, atol=1e-6)
 
 
-def test_quantised_means_are_near_the_exact_ones():
-    exact, quantised = (
+def test_quantized_means_are_near_the_exact_ones():
+    exact, quantized = (
         vector_of(
             simulated(make_job(diloco(steps=4, fragments=2, compress=compress), WORKERS), UNEVEN).models[0]
         )
         for compress in ("none", "int8(dense_below=0)")
     )
-    assert 0 < (exact - quantised).abs().max() < 0.02
+    assert 0 < (exact - quantized).abs().max() < 0.02
 
 
 def test_fragments_are_strided_and_cover_the_model_once():

@@ -152,13 +152,13 @@ def test_of_a_step_that_breaks_nothing_is_left(
     make: Make, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken_back: list[UndoLog] = []
-    take_back = UndoLog.take_back
+    restore = UndoLog.restore
 
     def taking_back(log: UndoLog) -> None:
         taken_back.append(log)
-        take_back(log)
+        restore(log)
 
-    monkeypatch.setattr(UndoLog, "take_back", taking_back)
+    monkeypatch.setattr(UndoLog, "restore", taking_back)
     broke = [_broken(make, done, after_s) for after_s in (0.0, 0.002, 0.004, 0.006, 0.008, 0.01)]
     assert sum(broke) > 4
     assert len({id(log) for log in taken_back}) > 4  # of several workers, and several buckets

@@ -71,9 +71,9 @@ class Members:
             mean.begin(step)
             mean.learning_rate = rate
             before = self.groups[rank].traffic.bytes_sent
-            told = mean.finish(step)
+            outgoing = mean.finish(step)
             self.sent[rank] = self.groups[rank].traffic.bytes_sent - before
-            found[rank] = (flat.gradients.clone(), *told)
+            found[rank] = (flat.gradients.clone(), *outgoing)
 
         for rank in range(self.count):
             self.time.spawn(f"member {rank}", lambda rank=rank: play(rank))
@@ -123,13 +123,13 @@ def test_at_full_rank_the_mean_is_that_of_whole_gradients_to_rounding(monkeypatc
 )
 def test_what_is_applied_and_what_is_kept_add_up_to_all_gradients(spec, count):
     members = Members(count, spec)
-    told, applied = torch.zeros(NUMBERS), torch.zeros(NUMBERS)
+    outgoing, applied = torch.zeros(NUMBERS), torch.zeros(NUMBERS)
     for step in range(5):
         gradients = [random(10 * step + rank) for rank in range(count)]
         found, weight, _ = members.step(gradients, step, [1.0] * (count - 1) + [0.5])
         applied += found * weight
-        told += sum(gradients[:-1]) + 0.5 * gradients[-1]
-    assert torch.allclose(applied + kept_back(members), told, atol=2e-4)
+        outgoing += sum(gradients[:-1]) + 0.5 * gradients[-1]
+    assert torch.allclose(applied + kept_back(members), outgoing, atol=2e-4)
 
 
 @pytest.mark.parametrize("spec", choices(COMPRESSORS))

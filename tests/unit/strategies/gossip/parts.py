@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -33,7 +34,7 @@ class Played:
 
     vectors: list[list[Tensor]]
     ends: list[Tensor]
-    parts: list[WorkerCalls] = field(default_factory=list)
+    parts: list[Any] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -58,7 +59,7 @@ def play(
     Args:
         strategy: what is played.
         starts: `(workers, numbers)`, what every worker begins with, as from a checkpoint.
-        steps: that everybody takes.
+        steps: that all_peers takes.
         gradient: of a worker's step.
         step_s: how long it takes.
         bytes_per_s: of every link.
@@ -75,9 +76,7 @@ def play(
         flat = FlatParameters(weights)
         plan = OptimizerPlan.of(torch.optim.SGD(weights.parameters(), lr=1.0), flat)
         everyone = network.subgroup("workers", range(workers))
-        part = WorkerCalls(
-            strategy.worker(WorkerSetting(network, everyone, roles_in_order(workers, 0), flat, plan))
-        )
+        part = strategy.worker(WorkerSetting(network, everyone, roles_in_order(workers, 0), flat, plan))
         tensors, facts = part.state()
         own = next(iter(tensors))  # its parameters come first, whatever it calls them
         part.load_state((tensors | {own: starts[rank].clone()}, facts))
@@ -95,7 +94,7 @@ def play(
         part.end()
         played.ends[rank] = flat.vector.clone()
         if rank == 0:
-            part.let_go()
+            part.release()
 
     for rank in range(workers):
         time.spawn(f"worker {rank}", lambda rank=rank: work(rank))  # type: ignore[misc]

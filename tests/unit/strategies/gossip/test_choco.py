@@ -147,7 +147,7 @@ def copies(**more: Any) -> Copies:
     return Copies(flat, build("compressor", "int8(dense_below=0)", COMPRESSORS), 1.0)
 
 
-def test_a_model_that_is_not_finite_is_not_hidden_from_the_neighbours() -> None:
+def test_a_model_that_is_not_finite_is_not_hidden_from_the_neighbors() -> None:
     one, other = copies(), copies()
     told, bad = one.encode(filled(1.0), 0, 0), other.encode(filled(float("nan")), 0, 1)
     vector = filled(1.0)

@@ -18,7 +18,7 @@ from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asyn
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.serving.compressed import compressed_session, shared_out
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
-from polyrhythm.strategies.state import Held
+from polyrhythm.strategies.resharding import Held
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 

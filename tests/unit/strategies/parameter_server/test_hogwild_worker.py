@@ -61,7 +61,7 @@ def train(gradient, pace_s, workers=WORKERS, size=6, stop=lambda worker, step: F
     for worker in range(workers):
         time.spawn(f"worker {worker}", lambda worker=worker: work(worker))
     time.run()
-    parts[0].let_go()
+    parts[0].release()
     return vectors, parts, done
 
 

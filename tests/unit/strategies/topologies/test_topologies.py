@@ -127,7 +127,7 @@ def test_variance_shrinks_by_rho_squared_a_turn(spec: str) -> None:
         values = mixed
 
 
-def test_neighbours_by_hand() -> None:
+def test_neighbors_by_hand() -> None:
     assert [list(topology("ring").targets(peer, 5)) for peer in (0, 2)] == [[1, 4], [1, 3]]
     assert list(topology("ring").targets(0, 2)) == [1]
     assert list(topology("torus").targets(0, 12)) == [1, 3, 4, 8]  # 3 rows of 4
@@ -150,9 +150,9 @@ def test_neighbours_by_hand() -> None:
 def test_random_graphs_are_regular_and_in_one_piece(peers: int, degree: int) -> None:
     graph = topology(f"random_regular(degree={degree})")
     graph.check(peers)
-    neighbours = [graph.targets(peer, peers) for peer in range(peers)]
-    assert all(len(set(entry)) == degree for entry in neighbours)
-    assert all(peer in neighbours[other] for peer in range(peers) for other in neighbours[peer])
+    neighbors = [graph.targets(peer, peers) for peer in range(peers)]
+    assert all(len(set(entry)) == degree for entry in neighbors)
+    assert all(peer in neighbors[other] for peer in range(peers) for other in neighbors[peer])
     graph.check_connected(peers)
 
 

@@ -138,7 +138,7 @@ def test_state_goes_round(spec):
         build("optimizer", spec, FOLDER).create(model.parameters()), FlatParameters(model)
     )
     again = plan.build(half)
-    again.load_state(tensors, json.loads(json.dumps(facts)))
+    again.load_state((tensors, json.loads(json.dumps(facts))))
     for step, rate in enumerate(RATES[2:], start=2):
         again.step(flat(numbers(step + 1)), rate)
     assert torch.equal(half, expected)

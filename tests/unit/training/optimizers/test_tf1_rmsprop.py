@@ -48,6 +48,7 @@ def test_the_defaults_are_bscs():
         "lr": 0.1,
         "weight_decay": 0.0,
         "decay_vectors": True,
+        "clip_norm": None,
         "decay": 0.9,
         "momentum": 0.0,
         "epsilon": 1.0,

@@ -96,7 +96,7 @@ def train_cut(create, dtype, cuts):
     return vector
 
 
-def test_the_folder_holds_these_optimisers():
+def test_the_folder_holds_these_optimizers():
     assert list(choices(FOLDER)) == [
         "adadelta", "adagrad", "adam", "adamw", "downpour_adagrad", "lamb", "lars",
         "nadam", "ngsgd", "rmsprop", "sgd", "tf1_rmsprop",
@@ -245,7 +245,7 @@ def test_refuses_values_out_of_range(name, values, message):
         ("adamm", "did you mean adam"),
     ],
 )
-def test_refuses_what_one_optimiser_cannot_do(spec, message):
+def test_refuses_what_one_optimizer_cannot_do(spec, message):
     with pytest.raises(RequestError, match=message):
         build("optimizer", spec, FOLDER)
 
@@ -254,7 +254,7 @@ def test_a_text_number_is_read_as_yaml_leaves_it():
     assert SGD(lr="1e-3").lr == 0.001
 
 
-def test_makes_ordinary_torch_optimisers():
+def test_makes_ordinary_torch_optimizers():
     weights = [nn.Parameter(torch.ones(3))]
     assert type(SGD().create(weights)) is OPTIM.SGD
     assert type(Adagrad().create(weights)) is OPTIM.Adagrad

@@ -51,7 +51,7 @@ def assert_same_bits(one, other):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_resumed_optimiser_goes_on_bit_for_bit(tmp_path, spec, dtype):
+def test_a_resumed_optimizer_goes_on_bit_for_bit(tmp_path, spec, dtype):
     create = build("optimizer", spec, FOLDER).create
     whole = weights_of(dtype)
     uninterrupted = create(whole)
@@ -100,7 +100,7 @@ def test_the_copy_is_independent():
     assert torch.equal(one.state[weights[0]]["momentum_buffer"], kept)
 
 
-def test_an_optimiser_that_has_not_stepped():
+def test_an_optimizer_that_has_not_stepped():
     weights = weights_of(torch.float32)
     fresh, used = torch.optim.Adam(weights), torch.optim.Adam(weights)
     advance(used, weights, range(1))

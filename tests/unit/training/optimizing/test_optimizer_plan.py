@@ -1,4 +1,4 @@
-"""Optimisers as plans: on the flat vector, or on shards of it, the bits of torch.optim on the model."""
+"""Optimizers as plans: on the flat vector, or on shards of it, the bits of torch.optim on the model."""
 
 import json
 from itertools import pairwise
@@ -15,7 +15,7 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 FOLDER = "polyrhythm.training.optimizers"
 OPTIM = torch.optim
-# beside the catalogue: classes that a user's own loop may bring
+# beside the catalog: classes that a user's own loop may bring
 OTHERS = {
     "AdamW": lambda p: OPTIM.AdamW(p, lr=0.01),
     "Adamax": lambda p: OPTIM.Adamax(p, lr=0.01),
@@ -67,7 +67,7 @@ RATES = [0.05, 0.04, 0.05, 0.01, 0.02, 0.02, 0.03]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("name", [*ELEMENTWISE_CHOICES, *OTHERS])
-def test_flat_optimisers_have_the_bits_of_torch(name, servers, dtype):
+def test_flat_optimizers_have_the_bits_of_torch(name, servers, dtype):
     plan, flat = plan_of(maker(name), dtype)
     record = json.dumps(plan.to_json())  # as it travels
     pieces = shards(flat.size, servers)
@@ -94,7 +94,7 @@ def test_state_goes_through_tensors_and_json(name):
     saved = {key: value.clone() for key, value in tensors.items()}
     vector = flat.vector.clone()
     second = plan.build(vector)
-    second.load_state(saved, json.loads(json.dumps(facts)))
+    second.load_state((saved, json.loads(json.dumps(facts))))
     for step, rate in enumerate(RATES[4:], start=4):
         second.step(gradient(step, torch.float32), rate)
     assert torch.equal(vector, by_torch(maker(name), RATES, torch.float32))
@@ -121,7 +121,7 @@ def test_groups_become_spans_and_what_no_group_holds_is_left_alone():
     assert "params" not in plan.spans[0].options
 
 
-def test_neighbours_with_the_same_options_are_one_span():
+def test_neighbors_with_the_same_options_are_one_span():
     plan, _ = plan_of(lambda p: OPTIM.Adam(p, lr=0.01))
     assert [(span.start, span.stop) for span in plan.spans] == [(0, 44)]
 
@@ -182,7 +182,7 @@ def test_a_shard_that_is_not_trained_does_nothing():
     optimizer.step(torch.ones(5), 0.1)
     assert torch.equal(vector, torch.ones(5))
     assert optimizer.state() == ({}, {})
-    optimizer.load_state({}, {})
+    optimizer.load_state(({}, {}))
 
 
 @pytest.mark.parametrize("name", choices(FOLDER))
@@ -196,7 +196,7 @@ def test_a_plan_is_json(name):
     assert json.dumps(again.to_json()) == json.dumps(plan.to_json())
 
 
-def test_the_whole_catalogue_can_be_planned():
+def test_the_whole_catalog_can_be_planned():
     kinds = {type(maker(name)(perceptron().parameters())) for name in choices(FOLDER)}
     assert kinds <= {*ELEMENTWISE.values(), *LAYERWISE.values()}
 
@@ -238,7 +238,7 @@ def test_a_parameter_of_another_model_is_refused():
         ),
     ],
 )
-def test_a_plan_that_names_no_optimiser_of_ours_is_refused(record, message):
+def test_a_plan_that_names_no_optimizer_of_ours_is_refused(record, message):
     with pytest.raises(RequestError, match=f"^{message}$"):
         OptimizerPlan.from_json(record)
 
@@ -260,7 +260,7 @@ def test_frozen_parameters_are_passed_over_as_torch_does():
     assert [(span.start, span.stop) for span in plan.spans] == [(0, 4)]
 
 
-def test_an_optimiser_of_frozen_parameters_only_is_refused():
+def test_an_optimizer_of_frozen_parameters_only_is_refused():
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)

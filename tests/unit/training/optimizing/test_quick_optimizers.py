@@ -20,17 +20,21 @@ for kind in (torch.optim.SGD, torch.optim.Adam):
     made.step(torch.ones(8), 0.1)
     made.state()
 print("torch._dynamo" in sys.modules)
+method = torch.optim.Optimizer.zero_grad.__wrapped__
+torch.compile(model, backend="eager")
+torch.optim.SGD(model.parameters(), lr=0.1).zero_grad()
+print(method.__dict__["__dynamo_disable"] is method)
 """
 
 
-def test_a_process_that_trains_does_not_import_the_compiler() -> None:
+def test_a_process_that_trains_does_not_import_the_compiler_until_it_compiles_something() -> None:
     told = subprocess.run(
         [sys.executable, "-c", PROGRAM], check=True, timeout=100, capture_output=True, text=True
     )
-    assert told.stdout.strip() == "False"
+    assert told.stdout.split() == ["False", "False"]
 
 
-def test_optimisers_stay_what_they_are() -> None:
+def test_optimizers_stay_what_they_are() -> None:
     make_optimizers_quickly()
     make_optimizers_quickly()
     parameter = nn.Parameter(torch.tensor([1.0, -2.0]))

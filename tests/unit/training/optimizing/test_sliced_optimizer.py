@@ -40,7 +40,7 @@ def train(optimizer, vector, steps, cut):
 
 @pytest.mark.parametrize("kind", sorted(ELEMENTWISE))
 @pytest.mark.parametrize("cut", CUTS)
-def test_it_is_the_optimiser_of_the_whole(kind, cut):
+def test_it_is_the_optimizer_of_the_whole(kind, cut):
     plan, expected = plan_of(kind)
     vector = expected.clone()
     whole, sliced = plan.build(expected), SlicedOptimizer(plan, vector, CUTS[cut])
@@ -63,7 +63,7 @@ def test_a_saved_state_may_be_cut_differently(kind):
     first = SlicedOptimizer(plan, vector, CUTS["three"])
     train(first, vector, range(2), "three")
     second = SlicedOptimizer(plan, vector, CUTS["two"])
-    second.load_state(*first.state())
+    second.load_state(first.state())
     train(second, vector, range(2, 5), "two")
     assert torch.equal(vector, expected)
 
@@ -73,16 +73,16 @@ def test_before_the_first_step_there_is_no_state_and_it_can_be_loaded():
     sliced = SlicedOptimizer(plan, vector, CUTS["three"])
     tensors, facts = sliced.state()
     assert tensors == {}
-    sliced.load_state(tensors, facts)
+    sliced.load_state((tensors, facts))
     assert sliced.state()[0] == {}
 
 
-def test_a_state_of_another_optimiser_is_refused():
+def test_a_state_of_another_optimizer_is_refused():
     plan, vector = plan_of("Adam")
     other, _ = plan_of("SGD")
     state = SlicedOptimizer(other, vector.clone(), CUTS["two"]).state()
     with pytest.raises(RequestError, match="SGD, not Adam"):
-        SlicedOptimizer(plan, vector, CUTS["two"]).load_state(*state)
+        SlicedOptimizer(plan, vector, CUTS["two"]).load_state(state)
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
@@ -95,7 +95,7 @@ def test_slices_of_which_one_is_an_update_ahead_are_told_one_by_one(kind):
     first.step(ahead, gradient(2)[cut[ahead]], 0.03)
     copy = vector.clone()
     second = SlicedOptimizer(plan, copy, cut)
-    second.load_pieces(*first.pieces())
+    second.pieces.load_state(first.pieces.state())
     for number in (0, 2):
         for optimizer in (first, second):
             optimizer.step(number, gradient(2)[cut[number]], 0.03)

@@ -52,7 +52,7 @@ def test_they_are_torchs(
         if step == saved_after:
             state = flat.state()
             flat = FlatOptimizer(kind, began, 0.1, vector)
-            flat.load_state(*state)
+            flat.load_state(state)
     torch.testing.assert_close(
         vector, torch.cat([each.detach() for each in separate]), rtol=1e-14, atol=1e-14
     )

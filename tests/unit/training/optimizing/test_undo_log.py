@@ -40,7 +40,7 @@ def test_who_takes_steps_back_goes_on_with_the_bits_of_who_never_made_them(kind:
         before = vector.clone()
         optimizer.step(-gradient(10 + step), 0.3)
         assert not torch.equal(vector, before)
-        log.take_back()
+        log.restore()
         assert torch.equal(vector, before)
         log.note()  # as if there had been a step that was not taken back
         for each in (plain, optimizer):
@@ -69,5 +69,5 @@ def test_where_nothing_is_trained_there_is_nothing_to_take_back() -> None:
     vector = torch.ones(3)
     log = UndoLog(vector, OptimizerPlan("SGD", (), 0.1).build(vector))
     log.note()
-    log.take_back()
+    log.restore()
     assert vector.tolist() == [1.0] * 3

@@ -28,7 +28,7 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
 
 
-def test_one_number_a_channel_is_normalised_by_running_statistics() -> None:
+def test_one_number_a_channel_is_normalized_by_running_statistics() -> None:
     layer, values = nn.BatchNorm1d(3), torch.tensor([[1.0, 5.0, -2.0]])
     layer.running_mean, layer.running_var = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([4.0, 4.0, 1.0])
     with by_running_statistics(layer):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from polyrhythm.errors import RequestError
-from polyrhythm.training.forward_pass import Precision
+from polyrhythm.training.forward_pass import Precision, use_repeatable_convolutions
 
 CPU = torch.device("cpu")
 
@@ -98,3 +98,15 @@ def test_the_scale_survives_a_checkpoint():
     assert other.state_dict() == {}
     first.load_state_dict({})
     assert first.scale(torch.tensor(1.0)).item() == 32768
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "restricted"),
+    [("cuda", torch.float32, True), ("cuda", torch.bfloat16, False), ("cpu", torch.float32, False)],
+)
+def test_float32_convolutions_of_a_gpu_have_the_same_bits_in_each_run(
+    monkeypatch: pytest.MonkeyPatch, device: str, dtype: torch.dtype, restricted: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    use_repeatable_convolutions(torch.device(device), dtype)
+    assert torch.backends.cudnn.deterministic is restricted

@@ -14,7 +14,7 @@ from polyrhythm.errors import RequestError, RunError
 from polyrhythm.training import checkpoint
 from polyrhythm.training.checkpoint import (
     checkpoint_path,
-    latest_checkpoint,
+    checkpoints,
     load_checkpoint,
     prune,
     save_checkpoint,
@@ -265,13 +265,13 @@ def test_flushes_the_file_before_it_gets_its_name_and_the_folder_after(tmp_path,
 
 
 def test_the_latest_is_by_step_not_by_name_or_date(tmp_path):
-    assert latest_checkpoint(tmp_path) is None
-    assert latest_checkpoint(tmp_path / "nowhere") is None
+    assert checkpoints(tmp_path) == []
+    assert checkpoints(tmp_path / "nowhere") == []
     for step in (123456789, 3, 99999999):
         save_checkpoint(checkpoint_path(tmp_path, step), {}, {})
     (tmp_path / "step-latest.safetensors").touch()
     (tmp_path / ".step-99999999999.safetensors.partial").touch()
-    assert latest_checkpoint(tmp_path) == tmp_path / "step-123456789.safetensors"
+    assert checkpoints(tmp_path)[0] == tmp_path / "step-123456789.safetensors"
 
 
 def test_prune_keeps_the_newest_and_what_is_not_ours(tmp_path):
@@ -304,4 +304,4 @@ def test_a_folder_that_vanishes_while_old_ones_are_removed_holds_none(tmp_path, 
     monkeypatch.setattr("os.scandir", vanished)
     monkeypatch.setattr("os.listdir", vanished)  # of a folder that was there a moment ago
     prune(tmp_path, 1)
-    assert latest_checkpoint(tmp_path) is None
+    assert checkpoints(tmp_path) == []

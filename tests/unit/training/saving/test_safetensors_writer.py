@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from polyrhythm.training.checkpoint import raw_bytes, write_safetensors
+from polyrhythm.safetensors_file import raw_bytes, write_safetensors
 
 TENSORS = {
     "truth": torch.tensor([True, False, True]),

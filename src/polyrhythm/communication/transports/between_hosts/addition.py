@@ -156,13 +156,15 @@ class Addition:
         self._start, self._stop = (0, shape.total_bytes) if self._whole else self._cuts[member]
         self._run = _run_bytes(shape.total_bytes // size)
         self._rows: dict[int, Tensor] = {}
-        self._came: dict[int, set[int]] = {}  # offset of a run of this member -> members with arrived parts
+        self._arrived: dict[
+            int, set[int]
+        ] = {}  # offset of a run of this member -> members with arrived parts
         self._early_sums: dict[int, bytearray] = {}  # in a broadcast, by their offset
-        self._came_early: list[int] = []  # those of them that are there
+        self._arrived_early: list[int] = []  # those of them that are there
         self._contributors: tuple[int, ...] = ()
         self._vector: Tensor | None = None
         self._bytes: memoryview | None = None
-        self._sums_to_come = [
+        self._sums_awaited = [
             0 if self._whole or other == member else self._length(other) for other in range(size)
         ]
         self._runs_to_sum = len(self._offsets())
@@ -180,14 +182,14 @@ class Addition:
     @property
     def done(self) -> bool:
         """Whether the vector is whole, and may be changed."""
-        return self.begun and not (self._runs_to_sum or self.unsent or any(self._sums_to_come))
+        return self.begun and not (self._runs_to_sum or self.unsent or any(self._sums_awaited))
 
     def needs(self, member: int) -> bool:
         """Return whether something has yet to arrive from a member."""
-        if not self.begun or self._sums_to_come[member]:
+        if not self.begun or self._sums_awaited[member]:
             return True
         return member in self._contributors and any(
-            member not in self._came.get(offset, ()) for offset in self._offsets()
+            member not in self._arrived.get(offset, ()) for offset in self._offsets()
         )
 
     def begin(self, vector: Tensor, contributors: Sequence[int]) -> list[Outgoing]:
@@ -208,12 +210,12 @@ class Addition:
         self._vector, self._contributors = vector, tuple(contributors)
         self._bytes = vector.view(torch.uint8).numpy().data
         if self._contributors == (self._member,):
-            self._sums_to_come = [0] * self._size
-        for start in self._came_early:
+            self._sums_awaited = [0] * self._size
+        for start in self._arrived_early:
             self._take_early_sum(start)
         frames = list(self._parts()) if self._member in contributors else []
         for offset in self._offsets():
-            frames += self._sum_if_there(offset)
+            frames += self._sum_if_arrived(offset)
         self.unsent += len(frames)
         return frames
 
@@ -250,16 +252,16 @@ class Addition:
     def arrived(self, source: int, frame: Frame) -> list[Outgoing]:
         """Note that a frame's bytes are where they belong; return what is to be sent then."""
         if frame.phase is Phase.SUM:
-            self._sums_to_come[source] -= frame.nbytes
+            self._sums_awaited[source] -= frame.nbytes
             start = self._cuts[source][0] + frame.offset
             if start in self._early_sums:
                 if self.begun:
                     self._take_early_sum(start)
                 else:
-                    self._came_early.append(start)
+                    self._arrived_early.append(start)
             return []
-        self._came.setdefault(frame.offset, set()).add(source)
-        frames = list(self._sum_if_there(frame.offset)) if self.begun else []
+        self._arrived.setdefault(frame.offset, set()).add(source)
+        frames = list(self._sum_if_arrived(frame.offset)) if self.begun else []
         self.unsent += len(frames)
         return frames
 
@@ -290,9 +292,9 @@ class Addition:
             header = Frame(self.number, phase, self._shape, first + offset, nbytes).encode()
             yield Outgoing(to, self, header, content[offset : offset + nbytes])
 
-    def _sum_if_there(self, offset: int) -> Iterator[Outgoing]:
-        came = self._came.get(offset, set())
-        if any(member != self._member and member not in came for member in self._contributors):
+    def _sum_if_arrived(self, offset: int) -> Iterator[Outgoing]:
+        parts = self._arrived.get(offset, set())
+        if any(member != self._member and member not in parts for member in self._contributors):
             return
         assert self._bytes is not None
         start = self._start + offset

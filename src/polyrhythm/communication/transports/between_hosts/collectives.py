@@ -44,7 +44,7 @@ class Order(Handle):
     Args:
         vector: `(n,)`, contiguous; it gets the sum.
         contributors: members with vectors that count.
-        finish: called once, when it has ended well and has been waited for.
+        finish: callback, called once, when the collective has succeeded and has been waited for.
         owner: owner of the threads that move its bytes.
 
     Attributes:
@@ -90,7 +90,7 @@ class Order(Handle):
         """Block until it has ended.
 
         Raises:
-            CollectiveBroken: a member is gone.
+            CollectiveBroken: a member has failed or left.
             RunError: members disagree about what to add up.
         """
         if self._owner is not None:
@@ -211,7 +211,7 @@ class Traffic:
         addition = self._addition(self._started, shape_of(order.vector))
         self._queue(addition.begin(order.vector, order.contributors))
         self._send_on()
-        self._check_those_gone()
+        self._check_failed_members()
         self._end_if_done(addition)
 
     def _addition(self, number: int, shape: Shape) -> Addition:
@@ -242,7 +242,7 @@ class Traffic:
                 try:
                     stream.send_on()
                 except OSError:
-                    raise self._gone(stream.member) from None
+                    raise self._failure_of(stream.member) from None
             if stream.backlog != (descriptor in self._sending):
                 self._sending ^= {descriptor}
                 events = select.EPOLLIN | (select.EPOLLOUT if stream.backlog else 0)
@@ -251,7 +251,7 @@ class Traffic:
     def _queue(self, frames: Sequence[Outgoing]) -> None:
         for frame in frames:
             if frame.to not in self._stream_to:
-                raise self._gone(frame.to)
+                raise self._failure_of(frame.to)
             self._stream_to[frame.to].add(frame)
 
     def _note_sent(self, frame: Outgoing) -> None:
@@ -266,17 +266,17 @@ class Traffic:
         unsent = stream.backlog
         stream.close()
         if unsent:
-            raise self._gone(stream.member)
-        self._check_those_gone()
+            raise self._failure_of(stream.member)
+        self._check_failed_members()
 
-    def _check_those_gone(self) -> None:
+    def _check_failed_members(self) -> None:
         for member in range(len(self._ranks)):
             if member not in self._stream_to and member != self._member:
                 for number in self._begun:
                     if self._additions[number].needs(member):
-                        raise self._gone(member)
+                        raise self._failure_of(member)
 
-    def _gone(self, member: int) -> CollectiveBroken:
+    def _failure_of(self, member: int) -> CollectiveBroken:
         rank = self._ranks[member]
         return CollectiveBroken(f"rank {rank} is gone", rank)
 
@@ -353,7 +353,7 @@ class HostCollectives(MemberCollectives):
             try:
                 self._begin()
             finally:
-                self._let_go()
+                self._release()
         else:
             self._traffic.wake()
         if order.error is not None:
@@ -367,7 +367,7 @@ class HostCollectives(MemberCollectives):
                 try:
                     self._drive(lambda: order.over)
                 finally:
-                    self._let_go()
+                    self._release()
             else:
                 order.awaited = True
                 self._call_helper()  # the thread that moves bytes now may be about to stop
@@ -382,7 +382,7 @@ class HostCollectives(MemberCollectives):
                 self._begin()
                 self._traffic.step(_AT_ONCE_S)
             finally:
-                self._let_go()
+                self._release()
 
     def give_up(self, reason: PolyrhythmError) -> None:
         """End all collectives, here and on the other members; called on any thread.
@@ -424,7 +424,7 @@ class HostCollectives(MemberCollectives):
         while self._orders and self._traffic.broken is not None:
             self._orders.popleft().end(self._traffic.broken)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Stop moving bytes; the helper continues with transfers that others may need or that a thread waits for."""
         self._end_orders()
         needed = self._traffic.needed
@@ -450,7 +450,7 @@ class HostCollectives(MemberCollectives):
             try:
                 self._drive(lambda: self._traffic.idle)
             finally:
-                self._let_go()
+                self._release()
 
 
 def _again(error: PolyrhythmError) -> PolyrhythmError:

@@ -70,12 +70,12 @@ class Place:
     check: Callable[[], None]
 
 
-def connect_all(place: Place, tell_all: Callable[[str], Sequence[str]]) -> dict[int, TcpSocket]:
+def connect_all(place: Place, exchange_texts: Callable[[str], Sequence[str]]) -> dict[int, TcpSocket]:
     """Connect this member with all others; all call it.
 
     Args:
         place: place of this member.
-        tell_all: publishes a text to all members and returns theirs, in their order.
+        exchange_texts: function that publishes a text to all members and returns their texts, in the order of members.
 
     Raises:
         CollectiveBroken: a member is missing, or its connection breaks.
@@ -84,7 +84,7 @@ def connect_all(place: Place, tell_all: Callable[[str], Sequence[str]]) -> dict[
         with listen(place.address) as listener:
             ours = nonce()
             word = json.dumps([place.address, listener.getsockname()[1], ours.hex()])
-            cards = [json.loads(each) for each in tell_all(word)]
+            cards = [json.loads(each) for each in exchange_texts(word)]
             return _Meeting(place, listener, cards).connections()
     except OSError as error:
         raise CollectiveBroken(f"a connection between hosts was not made: {error}") from None
@@ -126,7 +126,7 @@ class _Meeting:
         strangers: dict[int, tuple[TcpSocket, bytearray, float]] = {}  # by their descriptors, oldest first
         ready = select.poll()
 
-        def send_away(descriptor: int) -> None:
+        def reject(descriptor: int) -> None:
             ready.unregister(descriptor)
             strangers.pop(descriptor)[0].close()
 
@@ -138,7 +138,7 @@ class _Meeting:
                     with suppress(KeyError):
                         ready.unregister(self._listener)
                 else:
-                    send_away(oldest)
+                    reject(oldest)
             if len(strangers) < _MOST_STRANGERS:
                 ready.register(self._listener, select.POLLIN)
             for descriptor in self._await(ready):
@@ -148,25 +148,25 @@ class _Meeting:
                     strangers[connection.fileno()] = connection, bytearray(), time.monotonic()
                     ready.register(connection, select.POLLIN)
                 elif descriptor in strangers:
-                    connection, said, _ = strangers[descriptor]
-                    came = b""
+                    connection, claim, _ = strangers[descriptor]
+                    received = b""
                     with suppress(OSError):
-                        came = connection.recv(_CLAIM_BYTES - len(said))
-                    said += came
-                    if came and len(said) < _CLAIM_BYTES:
+                        received = connection.recv(_CLAIM_BYTES - len(claim))
+                    claim += received
+                    if received and len(claim) < _CLAIM_BYTES:
                         continue
-                    other, own = int.from_bytes(said[:_NUMBER_BYTES], "big"), self._place.member
+                    other, own = int.from_bytes(claim[:_NUMBER_BYTES], "big"), self._place.member
                     expected = own < other < len(self._cards) and other not in found
-                    if expected and self._proves(bytes(said[_NUMBER_BYTES:]), _JOINS, other, own):
+                    if expected and self._proves(bytes(claim[_NUMBER_BYTES:]), _JOINS, other, own):
                         ready.unregister(descriptor)
                         del strangers[descriptor]
                         found[other] = connection
                         with suppress(OSError):  # it has gone: the first collective will find out
                             connection.sendall(self._proof(_ACCEPTS, other, own))
                     else:
-                        send_away(descriptor)
+                        reject(descriptor)
         for descriptor in list(strangers):
-            send_away(descriptor)
+            reject(descriptor)
         return found
 
     def _proof(self, purpose: str, joins: int, accepts: int) -> bytes:
@@ -182,10 +182,10 @@ class _Meeting:
         while len(content) < count:
             if not self._await(ready):
                 continue
-            came = connection.recv(count - len(content))
-            if not came:
+            received = connection.recv(count - len(content))
+            if not received:
                 raise ConnectionError("the other end was closed")
-            content += came
+            content += received
         return content
 
     def _await(self, ready: select.poll) -> list[int]:
@@ -315,7 +315,7 @@ class Stream:
         self._leaving: Outgoing | None = None
         self._sent_bytes = 0  # of the departing payload; negative: of its header
         self._header = memoryview(bytearray(HEADER_BYTES))
-        self._header_came = 0
+        self._header_received = 0
         self._frame: Frame | None = None
         self._payload = memoryview(b"")
         self._wakes_at = 1
@@ -363,17 +363,17 @@ class Stream:
         """
         for _ in range(_MOST_READS):
             # The rest of a payload and the header behind it, in one call of the system.
-            room = [self._payload, self._header[self._header_came :]]
+            room = [self._payload, self._header[self._header_received :]]
             try:
-                came = self.connection.recvmsg_into(room if self._payload else room[1:])[0]
+                received = self.connection.recvmsg_into(room if self._payload else room[1:])[0]
             except BlockingIOError:
                 break
-            if not came:
+            if not received:
                 raise EOFError
-            self._take(came)
-            if came < len(room[0]) + len(room[1]):
+            self._take(received)
+            if received < len(room[0]) + len(room[1]):
                 break
-        # To be woken for every packet of a long payload would take the core from what the rank computes.
+        # A wake-up for every packet of a long payload would take the core from the rank's compute.
         self._sleep_until(min(_MOST_ASLEEP_BYTES, max(1, len(self._payload))))
 
     def is_cut_off(self) -> bool:
@@ -393,14 +393,14 @@ class Stream:
             self._wakes_at = nbytes
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
-    def _take(self, came: int) -> None:
-        of_payload = min(came, len(self._payload))
+    def _take(self, received: int) -> None:
+        of_payload = min(received, len(self._payload))
         self._payload = self._payload[of_payload:]
         if self._frame is not None and not self._payload:
             frame, self._frame = self._frame, None
             self._sink.arrived(self.member, frame)
-        self._header_came += came - of_payload
-        if self._header_came == HEADER_BYTES:
-            self._header_came = 0
+        self._header_received += received - of_payload
+        if self._header_received == HEADER_BYTES:
+            self._header_received = 0
             self._frame = Frame.decode(self._header)
             self._payload = self._sink.target(self.member, self._frame)

@@ -12,10 +12,10 @@ until the last one arrives; sooner where there are more members than cores. So s
 a waiting one costs the others nothing.
 
 No lock and no atomic operation is needed, only that stores become visible in their order and loads happen in
-theirs, as x86 and s390x promise (`strongly_ordered`). Other machines (ARM) would need a fence, which Python
+theirs, as x86 and s390x promise (`is_tso`). Other machines (ARM) would need a fence, which Python
 cannot give.
 
-Processes sleep at a word in shared memory until another writes it (`WakeWord`): Linux's futex.
+Processes sleep at a word in shared memory until another writes it (`FutexWord`): Linux's futex.
 
     sleeper    sleep(7) ────── asleep, unless the word is no longer 7 ──────▶ continues
     waker                        write(8), wake() ─────────────────────────────▲
@@ -94,11 +94,11 @@ class _Duration(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-class WakeWord:
+class FutexWord:
     """One process's view of the word.
 
     Args:
-        words: shared memory, as whole numbers of 8 bytes.
+        words: shared memory, as 8-byte integers.
         place: place of the word among them.
     """
 
@@ -165,9 +165,11 @@ _SPINNING_OF_MANY_S, _CROWDED_OF_MANY_S = 100e-6, 20e-6
 """The same where members share cores: while some look, the system leaves others waiting on one core."""
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 1e-3, 8e-3
 """Upper bound: to detect a member that will never arrive, and a wake-up that preceded this member's sleep."""
+_FEW, _LONGEST_OF_MANY_S = 16, 1.0
+"""More members than so few sleep longer, by the square of their number: each of them looks at all others."""
 
 
-def strongly_ordered() -> bool:
+def is_tso() -> bool:
     """Return whether this machine keeps the order of stores, and of loads, for others to see."""
     return platform.machine().lower() in ("x86_64", "amd64", "i386", "i686", "s390x")
 
@@ -198,10 +200,13 @@ class Barrier:
         self._own = member * LINE_WORDS
         self._numbers = words[::LINE_WORDS]
         self._asleep = words[_ASLEEP::LINE_WORDS]
-        self._last = WakeWord(words, _LAST_WORD)
+        self._last = FutexWord(words, _LAST_WORD)
         many = len(members) > _cores()
         self._spinning_s = _SPINNING_OF_MANY_S if many else _SPINNING_S
         self._crowded_s = _CROWDED_OF_MANY_S if many else _CROWDED_S
+        factor = max(1.0, len(members) / _FEW) ** 2
+        self._shortest_s = min(factor * _SHORTEST_SLEEP_S, _LONGEST_OF_MANY_S / 8)
+        self._longest_s = min(factor * _LONGEST_SLEEP_S, _LONGEST_OF_MANY_S)
 
     def cross(self, description: int = 0) -> None:
         """Return when all members have arrived.
@@ -228,7 +233,7 @@ class Barrier:
             self._last.wake()
 
     def descriptions(self) -> list[int]:
-        """Return what the last barrier published: all members' descriptions."""
+        """Return all members' descriptions, as published by the last barrier."""
         return list(self._words[_DESCRIPTION + self.crossed % 2 :: LINE_WORDS])
 
     def leave(self) -> None:
@@ -237,13 +242,13 @@ class Barrier:
             self._words[self._own + _STATE] = _LEFT
             self._last.wake()
 
-    def give_up(self, gone: int) -> None:
+    def give_up(self, lost: int) -> None:
         """Notify the others that this member cannot continue, because of a rank that is gone (its own, if it failed).
 
         Args:
-            gone: the rank; `UNKNOWN_RANK` if this member gives up without naming one.
+            lost: the rank; `UNKNOWN_RANK` if this member gives up without naming one.
         """
-        self._words[self._own + _STATE] = _REVOKED if gone == UNKNOWN_RANK else _BROKEN + gone
+        self._words[self._own + _STATE] = _REVOKED if lost == UNKNOWN_RANK else _BROKEN + lost
         self._last.wake()
 
     def _spin(self, number: int) -> bool:
@@ -260,7 +265,7 @@ class Barrier:
         # Set before the numbers are read again: the last member stores its number and then looks for
         # sleepers, so either it wakes this one, or this one sees its number.
         self._words[self._own + _ASLEEP] = 1
-        longest_s = _SHORTEST_SLEEP_S
+        longest_s = self._shortest_s
         try:
             while True:
                 # Before the numbers: if the last member arrives after this look the word has changed, and the
@@ -270,7 +275,7 @@ class Barrier:
                     return
                 self._miss(number)
                 self._last.sleep(last, longest_s)
-                longest_s = min(2 * longest_s, _LONGEST_SLEEP_S)
+                longest_s = min(2 * longest_s, self._longest_s)
         finally:
             self._words[self._own + _ASLEEP] = 0
 

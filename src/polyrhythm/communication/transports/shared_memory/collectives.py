@@ -21,7 +21,7 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.transports.member_collectives import CollectiveBroken, MemberCollectives
 from polyrhythm.communication.transports.shared_memory.barrier import Barrier, Lifelines
-from polyrhythm.communication.transports.shared_memory.exchange import Arena, Exchange
+from polyrhythm.communication.transports.shared_memory.exchange import Exchange, SharedBuffer
 from polyrhythm.errors import RequestError
 
 _HELP_AFTER_S = 5e-3
@@ -157,7 +157,7 @@ class SharedMemoryCollectives(MemberCollectives):
     """One member's side. Tensors live on the CPU; collectives are done in the order of their start.
 
     Args:
-        arena: shared by all members.
+        arena: memory shared by all members.
         member: index of this member.
         members: the ranks of all members, among all ranks of the run.
         lifelines: lifelines of the members' processes, in the same order.
@@ -166,7 +166,9 @@ class SharedMemoryCollectives(MemberCollectives):
     operation, after which they may continue; `CollectiveBroken` if one of them is gone, from then on.
     """
 
-    def __init__(self, arena: Arena, member: int, members: tuple[int, ...], lifelines: Lifelines) -> None:
+    def __init__(
+        self, arena: SharedBuffer, member: int, members: tuple[int, ...], lifelines: Lifelines
+    ) -> None:
         self._barrier = Barrier(arena.words, member, members, lifelines)
         self._exchange = Exchange(arena, self._barrier, member, members)
         self._rank = members[member]

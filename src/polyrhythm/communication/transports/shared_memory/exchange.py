@@ -6,7 +6,7 @@ the direct reduce-scatter and all-gather, here with loads and stores in place of
     sum[s] = (..((x_0[s] + x_1[s]) + x_2[s]) + ..) + x_{N-1}[s]   slice s of every chunk, added up by member s
 
 Sums go in the order of ranks, element by element, so they are the same bits as those of `collectives/direct.py`,
-however the vector is cut. The memory of one communicator (`Arena`):
+however the vector is cut. The memory of one communicator (`SharedBuffer`):
 
     control   one line a member: its number of crossed barriers, two descriptions, its state
     half 0    slot of member 0 | slot of member 1 | … | sums
@@ -89,7 +89,7 @@ class Layout:
         return self.control_bytes + half * self.half_bytes + slot * self.slot_bytes
 
 
-class Arena:
+class SharedBuffer:
     """The shared memory, mapped into this process.
 
     Args:
@@ -156,6 +156,8 @@ def memory_file(nbytes: int) -> int:
 
 
 _MOST_SIZES = 64
+_LEAST_SLICE = 1024
+"""Least elements of a slice: the call that adds fewer takes longer than the adding."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class HalfPlaces:
 
     Attributes:
         whole: place of each member's whole vector.
-        mine: place of each member's part of this member's slice.
+        mine: place of each member's part of this member's slice; empty where it has none.
         handing_in: places for this member's parts before and behind its own slice.
         total: place for the sum of this member's slice.
         totals: sums of the others' slices, before and behind it.
@@ -182,7 +184,7 @@ class HalfPlaces:
 class Places:
     """The places of vectors of all sizes, as one member sees them."""
 
-    def __init__(self, arena: Arena, member: int) -> None:
+    def __init__(self, arena: SharedBuffer, member: int) -> None:
         self._arena = arena
         self._member = member
         self._known: dict[tuple[torch.dtype, int], tuple[HalfPlaces, HalfPlaces]] = {}
@@ -197,9 +199,14 @@ class Places:
         return known
 
     def cut(self, count: int) -> tuple[int, int, int]:
-        """Return the lengths of what lies before this member's slice, of the slice, and of what lies behind it."""
+        """Return the lengths of what lies before this member's slice, of the slice, and of what lies behind it.
+
+        Of many members only the last ones have a slice, so that each is worth the calls that add it up.
+        """
         members = self._arena.layout.members
-        start, stop = count * self._member // members, count * (self._member + 1) // members
+        adders = min(members, max(1, count // _LEAST_SLICE))
+        place = self._member - (members - adders)
+        start, stop = max(0, count * place // adders), max(0, count * (place + 1) // adders)
         return start, stop - start, count - stop
 
     def _half(self, half: int, dtype: torch.dtype, count: int) -> HalfPlaces:
@@ -209,7 +216,7 @@ class Places:
         own = slots[self._member]
         return HalfPlaces(
             slots,
-            [slot[start:stop] for slot in slots],
+            [slot[start:stop] for slot in slots] if length else [],
             (own[:start], own[stop:]),
             sums[start:stop],
             (sums[:start], sums[stop:]),
@@ -260,12 +267,12 @@ def check_agreement(descriptions: Sequence[int], members: Sequence[int]) -> None
     for rank, description in zip(members, descriptions, strict=True):
         if description != first:
             raise RequestError(
-                f"rank {members[0]} called {_in_words(first)}, rank {rank} {_in_words(description)}: call the same "
+                f"rank {members[0]} called {_call_text(first)}, rank {rank} {_call_text(description)}: call the same "
                 "collective with the same dtype and size on all ranks"
             )
 
 
-def _in_words(description: int) -> str:
+def _call_text(description: int) -> str:
     count = description & ((1 << _COUNT_BITS) - 1)
     dtype = description >> _COUNT_BITS & _OTHER
     root = description >> (_COUNT_BITS + _DTYPE_BITS) & ((1 << _ROOT_BITS) - 1)
@@ -316,7 +323,7 @@ class InPlace:
         return rows[self._member]
 
     def parts(self, vector: Tensor) -> list[Tensor] | None:
-        """Return what all members have in the place of a slice of this one's vector; None if it is no such slice."""
+        """Return all members' values at the place of a slice of this one's vector; None if it is no such slice."""
         if not self._rows:
             return None
         key = vector.data_ptr(), vector.numel()
@@ -360,7 +367,7 @@ class Exchange:
     """One member's side.
 
     Args:
-        arena: shared by all members.
+        arena: memory shared by all members.
         barrier: barrier of all members.
         member: index of this member.
         members: the ranks of all members, among all ranks of the run.
@@ -373,7 +380,7 @@ class Exchange:
     them is gone.
     """
 
-    def __init__(self, arena: Arena, barrier: Barrier, member: int, members: tuple[int, ...]) -> None:
+    def __init__(self, arena: SharedBuffer, barrier: Barrier, member: int, members: tuple[int, ...]) -> None:
         self._arena = arena
         self._barrier = barrier
         self._member = member
@@ -423,14 +430,14 @@ class Exchange:
 
     def _sum_slices(self, vector: Tensor) -> None:
         chunks = [self._chunk(part) for part in vector.split(self._room(vector.dtype))]
-        self._hand_in(chunks[0])
+        self._publish(chunks[0])
         self._begin(describe(Operation.ALL_REDUCE, vector))
         # One barrier a chunk: it publishes this chunk's sums in the one half and the next chunk's parts next to
         # them.
         for chunk, following in zip_longest(chunks, chunks[1:]):
             self._add_up_own(chunk)
             if following is not None:
-                self._hand_in(following)
+                self._publish(following)
             self._barrier.cross()
             self._collect(chunk)
 
@@ -438,7 +445,7 @@ class Exchange:
         self._begin(describe(Operation.ALL_REDUCE_IN_PLACE, vector))
         start, length, _ = self._places.cut(len(parts[0]))
         step = _PIECE_BYTES // parts[0].element_size()
-        pieces = (part[start : start + length].split(step) for part in parts)
+        pieces = [part[start : start + length].split(step) for part in parts] if length else []
         for first, *others in zip(*pieces, strict=True):
             # A piece is read and written back while the caches hold it; the whole slice would go through memory
             # twice.
@@ -451,13 +458,15 @@ class Exchange:
         before, own, behind = part.split_with_sizes(self._places.cut(part.numel()))
         return _Chunk(before, own, behind, self._places.of(part.dtype, part.numel()))
 
-    def _hand_in(self, chunk: _Chunk) -> None:
+    def _publish(self, chunk: _Chunk) -> None:
         before, behind = chunk.halves[self._next].handing_in
         before.copy_(chunk.before)
         behind.copy_(chunk.behind)
 
     def _add_up_own(self, chunk: _Chunk) -> None:
         parts = chunk.halves[self._last].mine.copy()
+        if not parts:
+            return
         # From where it lies: no other process reads this member's part of its own slice, so it has not been handed in.
         parts[self._member] = chunk.own
         total = chunk.halves[self._next].total
@@ -483,9 +492,9 @@ class Exchange:
     def _begin(self, description: int) -> None:
         """Cross the first barrier of a collective, and compare what the members are about to do."""
         self._barrier.cross(description)
-        said = self._barrier.descriptions()
-        if said.count(description) != len(said):
-            check_agreement(said, self._members)
+        text = self._barrier.descriptions()
+        if text.count(description) != len(text):
+            check_agreement(text, self._members)
 
 
 def _add_up(parts: list[Tensor], total: Tensor) -> None:

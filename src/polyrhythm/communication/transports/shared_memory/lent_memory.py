@@ -51,7 +51,7 @@ def shared_file(size: int) -> int:
     return descriptor
 
 
-class Way(Protocol):
+class LendingLink(Protocol):
     """A link on which segments are lent."""
 
     def lends(self, segment: Segment) -> bool:
@@ -83,7 +83,7 @@ class Segment:
             raise
         self.address = torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr()
         self.dropped = False
-        self._ways: tuple[weakref.ref[Way], ...] = ()
+        self._ways: tuple[weakref.ref[LendingLink], ...] = ()
         self._noting = threading.Lock()
         self._held: weakref.ref[memoryview] | None = None  # dead when no vector in it is referenced
 
@@ -93,7 +93,7 @@ class Segment:
         self._held = weakref.ref(view)
         return torch.frombuffer(view, dtype=like.dtype)
 
-    def note(self, way: Way) -> None:
+    def note(self, way: LendingLink) -> None:
         """Take note that it is about to be lent on a link."""
         if not any(known() is way for known in self._ways):
             with self._noting:

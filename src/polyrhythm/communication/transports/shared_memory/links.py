@@ -103,7 +103,7 @@ class Card:
 
     @classmethod
     def from_text(cls, text: str) -> Card | None:
-        """Read what `to_text` returned; None for the empty text of a rank that does not listen."""
+        """Rebuild it from the result of `to_text`; None for the empty text of a rank that does not listen."""
         return cls(**json.loads(text)) if text else None
 
 
@@ -149,8 +149,8 @@ class Slot:
     """One slot, at its sender.
 
     Attributes:
-        number: among those of its link.
-        memory: shared with the receiver.
+        number: index of the slot within its link.
+        memory: mapped memory, shared with the receiver.
         descriptor: file descriptor of the file, for the receiver; closed by its sender, and then -1.
     """
 
@@ -235,12 +235,12 @@ class LendingSlots:
             return any(loan.count > 0 and loan.segment is segment for loan in self._loans.values())
 
     def end_loans(self) -> None:
-        """Take all segments as given back: the receiver is gone."""
+        """Treat all segments as returned: the receiver is lost."""
         with self._lock:
             for loan in self._loans.values():
                 loan.count = 0
 
-    def take_back(self, number: int) -> None:
+    def reclaim(self, number: int) -> None:
         """Note that the receiver no longer needs a slot, or a message in a segment."""
         with self._lock:
             loan = self._loans.get(number)
@@ -254,7 +254,7 @@ class LendingSlots:
         """Slots that the receiver must still unmap, as a mask of their numbers."""
         return self._forgotten
 
-    def told(self, mask: int) -> None:
+    def mark_notified(self, mask: int) -> None:
         """Note that the receiver has been notified."""
         with self._lock:
             self._forgotten &= ~mask
@@ -306,11 +306,11 @@ class BorrowedSlots:
     """The receiver's view of the slots of one link.
 
     Args:
-        give_back: callback with a slot's number when its tensor is no longer referenced, from any thread.
+        return_batches: callback with a slot's number when its tensor is no longer referenced, from any thread.
     """
 
-    def __init__(self, give_back: Callable[[int], None]) -> None:
-        self._give_back = give_back
+    def __init__(self, return_batches: Callable[[int], None]) -> None:
+        self._return_batches = return_batches
         self._memories: dict[int, mmap.mmap] = {}
         self._held: dict[int, weakref.ref[memoryview]] = {}
         """By the number of a slot; and by larger ones in turn, of segments that may be held several times."""
@@ -358,7 +358,7 @@ class BorrowedSlots:
     def _end(self, held: int, number: int) -> None:
         del self._held[held]
         with suppress(OSError):  # the sender has left and needs it no more
-            self._give_back(number)
+            self._return_batches(number)
 
 
 def _rounded(size: int) -> int:
@@ -384,7 +384,7 @@ class Parcel:
     Attributes:
         header: header of the message.
         payload: `(n,)`, None if there is none or if it is in `slot`.
-        slot: holds the payload.
+        slot: slot that holds the payload; None: no slot does.
         start: start of the payload in bytes, where the slot is a segment; else None.
     """
 
@@ -430,11 +430,11 @@ class OutgoingMemoryLink:
         card: card of the receiver.
         source: rank of this process.
         to: the receiver.
-        membership: hears of its end.
+        membership: membership that is notified when the link ends.
         lent: memory from which it reads what lies there; None: all is copied.
 
     Raises:
-        PeerLost: the receiver is gone.
+        PeerLost: the receiver has failed or left.
         RunError: this process may open no more files.
     """
 
@@ -449,7 +449,7 @@ class OutgoingMemoryLink:
         self._sending = threading.Lock()  # messages leave in the order in which they take it
         self._collecting = threading.Lock()
         self._waiting: deque[Pending] = deque()
-        self._said_goodbye = False
+        self._announced_exit = False
         self._socket = _connect(card, to.rank)
         try:
             self._socket.send(encode_hello(card.token, source))
@@ -479,7 +479,7 @@ class OutgoingMemoryLink:
         self._slots.close()
 
     def _start(self, message: Message, context: int) -> Pending | None:
-        """Return what is still to be sent, if anything."""
+        """Return the messages that are still to be sent."""
         parcel = self._pack(message, context)
         with self._sending:
             if not self._waiting and self._sent_at_once(parcel):
@@ -582,7 +582,7 @@ class OutgoingMemoryLink:
             files.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slot.descriptor])))
         self._socket.sendmsg(packet, files, flags)
         # Only now: a send that would have had to wait has notified no receiver.
-        self._slots.told(forgotten)
+        self._slots.mark_notified(forgotten)
         if slot is not None:
             slot.close_descriptor()
 
@@ -597,16 +597,16 @@ class OutgoingMemoryLink:
                 if not numbers:
                     return
                 if numbers[0] == GOODBYE:
-                    self._said_goodbye = True
+                    self._announced_exit = True
                 else:
-                    self._slots.take_back(numbers[0])
+                    self._slots.reclaim(numbers[0])
 
     def _watch(self, membership: Membership) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)  # returned slots wake no thread
         poll.poll()
         self._collect()
-        if not self._said_goodbye:
+        if not self._announced_exit:
             self._slots.end_loans()
             membership.lose_receiver(Peer(self._to, self.generation))
 
@@ -673,11 +673,11 @@ class IncomingMemoryLinks:
             for connection in self._silent:
                 hang_up(connection)
         for reading in list(self._open.values()):
-            reading.say_goodbye()
+            reading.announce_exit()
         for reader in list(self._readers):
             reader.join(max(0.0, deadline - time.monotonic()))
 
-    def wait_for_last_words(self, source: Peer, patience_s: float) -> None:
+    def wait_for_deliveries(self, source: Peer, patience_s: float) -> None:
         """Return when all that a sender sent before it left has been delivered, if that is soon."""
         deadline = time.monotonic() + patience_s
         for reader, reading in list(self._open.items()):
@@ -720,7 +720,7 @@ class IncomingMemoryLinks:
                     break
                 self._membership.deliver(context, source, message)
                 del message  # else it would be held until the next one arrives
-            reading.say_goodbye()
+            reading.announce_exit()
         except MalformedMessage as refusal:
             hang_up(connection)
             self._membership.refuse(source, refusal)
@@ -758,7 +758,7 @@ class _Reading:
 
     Args:
         connection: connection to the sender; tensors that are dropped late still speak over it.
-        membership: knows how large a payload may be.
+        membership: source of the largest allowed size of a payload.
     """
 
     def __init__(self, connection: PacketSocket, source: Peer, membership: Membership) -> None:
@@ -790,7 +790,7 @@ class _Reading:
 
         return decode_header(bytes(self._frame[:HEADER_BYTES]), find, self._membership.most_bytes)
 
-    def say_goodbye(self) -> None:
+    def announce_exit(self) -> None:
         """Notify the sender that this rank is leaving, or has understood that the sender is."""
         with self._farewell, suppress(OSError):
             _send_byte(self._socket, GOODBYE)
@@ -815,7 +815,7 @@ class _Reading:
         try:
             received = self._socket.recvmsg_into([self._packet], _ONE_FILE_BYTES, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
-            # It is gone and will not hear of its slots; what it sent before is still there.
+            # The sender has exited and needs no notice of its slots; its earlier messages are still readable.
             received = self._socket.recvmsg_into([self._packet], _ONE_FILE_BYTES, socket.MSG_CMSG_CLOEXEC)
         length, ancillary, flags, _ = received
         files = array("i")

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from polyrhythm.communication.transports.shared_memory.barrier import Lifelines, strongly_ordered
+from polyrhythm.communication.transports.shared_memory.barrier import Lifelines, is_tso
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
-from polyrhythm.communication.transports.shared_memory.exchange import Arena, Layout, memory_file
+from polyrhythm.communication.transports.shared_memory.exchange import Layout, SharedBuffer, memory_file
 
 _UNKNOWN = "-"
 
@@ -34,7 +34,7 @@ def host_key(address: str = "") -> str:
     all the rest.
 
     Args:
-        address: under which this host is reached by the others.
+        address: address of this host, as the other hosts reach it.
     """
     return " ".join([socket.gethostname(), _boot_id(), _network_namespace(), address])
 
@@ -94,7 +94,7 @@ def host_of(introduction: str) -> str:
 
 
 def share_memory(
-    member: int, members: tuple[int, ...], introductions: Sequence[str], tell_all: Round
+    member: int, members: tuple[int, ...], introductions: Sequence[str], exchange_texts: Round
 ) -> SharedMemoryCollectives | None:
     """Set up shared memory; return None on all members alike where they have to do without."""
     known = [Introduction(**json.loads(text)) for text in introductions]
@@ -102,9 +102,9 @@ def share_memory(
         return None
     descriptor, offer = _offer(len(members)) if member == 0 else (-1, {})
     try:
-        offers = tell_all("memory", json.dumps(offer))
+        offers = exchange_texts("memory", json.dumps(offer))
         made, answer = _accept(known, json.loads(offers[0]), member, members)
-        answers = tell_all("mapped", answer)
+        answers = exchange_texts("mapped", answer)
     finally:
         if descriptor >= 0:
             os.close(descriptor)
@@ -125,8 +125,8 @@ def _offer(members: int) -> tuple[int, dict[str, str]]:
     try:
         descriptor = memory_file(layout.nbytes)
     except OSError as error:
-        return -1, {"reason": f"{layout.nbytes >> 20} MiB cannot be had: {error.strerror or error}"}
-    arena = Arena(descriptor, layout)
+        return -1, {"reason": f"{layout.nbytes >> 20} MiB cannot be allocated: {error.strerror or error}"}
+    arena = SharedBuffer(descriptor, layout)
     arena.mark()
     return descriptor, {"descriptor": str(descriptor), "token": arena.token}
 
@@ -135,7 +135,7 @@ def _accept(
     known: Sequence[Introduction], offer: dict[str, str], member: int, members: tuple[int, ...]
 ) -> tuple[SharedMemoryCollectives | None, str]:
     """Return the collectives, or None and the reason."""
-    if not strongly_ordered():
+    if not is_tso():
         return None, "this machine does not keep the order of stores"
     if "reason" in offer:
         return None, offer["reason"]
@@ -147,10 +147,10 @@ def _accept(
     return SharedMemoryCollectives(arena, member, members, lifelines), ""
 
 
-def _open(process: int, offer: dict[str, str], members: int) -> Arena:
+def _open(process: int, offer: dict[str, str], members: int) -> SharedBuffer:
     descriptor = os.open(f"/proc/{process}/fd/{offer['descriptor']}", os.O_RDWR)
     try:
-        arena = Arena(descriptor, Layout(members))
+        arena = SharedBuffer(descriptor, Layout(members))
     except ValueError as error:  # a file of another size
         raise OSError(str(error)) from None
     finally:

@@ -18,7 +18,7 @@ from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.communicator import Communicator, Handle, LentMemory, NoSharedMemory, Traffic
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
-from polyrhythm.communication.transports.member_collectives import REVOKED, CollectiveBroken, revoke_tells
+from polyrhythm.communication.transports.member_collectives import REVOKED, CollectiveBroken, ranks_to_notify
 from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork
 from polyrhythm.communication.transports.simulated.network import Network
 from polyrhythm.communication.transports.simulated.rank import (
@@ -26,7 +26,7 @@ from polyrhythm.communication.transports.simulated.rank import (
     FollowingParcel,
     Parcel,
     SimulatedRank,
-    tell_loss,
+    report_loss,
 )
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
 from polyrhythm.errors import PeerLost
@@ -86,14 +86,14 @@ class SimulatedCommunicator(Communicator):
         "_context",
         "_generations",
         "_group",
-        "_handed_kind",
-        "_handed_nbytes",
-        "_handed_on",
         "_has_revoked",
         "_home",
         "_lineage",
         "_members",
         "_numbers",
+        "_passed_kind",
+        "_passed_nbytes",
+        "_passed_on",
         "_start_in_turn",
         "_waited",
         "clock",
@@ -127,9 +127,9 @@ class SimulatedCommunicator(Communicator):
         self.clock = cluster.time
         self._collective_space: SimulatedCommunicator | None = None
         self._waited: _Waited | None = None
-        self._handed_on: Tensor | None = None  # the payload that was last handed on as it was
-        self._handed_kind: Kind | None = None
-        self._handed_nbytes = 0
+        self._passed_on: Tensor | None = None  # the payload that was last handed on as it was
+        self._passed_kind: Kind | None = None
+        self._passed_nbytes = 0
         self._collectives = 0
         self._start_in_turn = one_by_one()
 
@@ -145,12 +145,14 @@ class SimulatedCommunicator(Communicator):
                 raise CollectiveBroken(REVOKED)
             receiver = home.peer(self._context, member)
         # Dry runs hand the same payload on in every step; its size is not worth a second look.
-        if message[1] is self._handed_on and message[0] is self._handed_kind:
+        if message[1] is self._passed_on and message[0] is self._passed_kind:
             # The same size as the last time.
-            nbytes, arriving = self._handed_nbytes, message
+            nbytes, arriving = self._passed_nbytes, message
         else:
             nbytes, arriving = self._weigh(message)
         home.bytes_sent += nbytes
+        if member in home.beside:
+            home.bytes_inside += nbytes
         if home.lines or message[0] is _PART:
             return FollowingParcel(home, receiver, self._context, arriving, nbytes, self._put_on_links)
         parcel = Parcel(home, receiver, self._context, arriving, nbytes)
@@ -174,7 +176,7 @@ class SimulatedCommunicator(Communicator):
         """Return the bytes of a message on the links, and what arrives of it."""
         nbytes, arriving = self._cluster.nbytes_of(message), self._cluster.received(message)
         if arriving is message:
-            self._handed_kind, self._handed_on, self._handed_nbytes = message.kind, message.tensor, nbytes
+            self._passed_kind, self._passed_on, self._passed_nbytes = message.kind, message.tensor, nbytes
         return nbytes, arriving
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
@@ -217,7 +219,7 @@ class SimulatedCommunicator(Communicator):
     def revoke(self) -> None:
         if not self._has_revoked:
             self._has_revoked = True
-            for to in revoke_tells(self.rank, self.size):
+            for to in ranks_to_notify(self.rank, self.size):
                 with suppress(PeerLost):
                     self.start_send(to, Message(Kind.REVOKE))
         self.revoke_here()
@@ -279,13 +281,13 @@ class SimulatedCommunicator(Communicator):
         return SimulatedCommunicator(cluster, self._home, group, lineage, generations)
 
     def _wait_for(self, source: int | None, tag: int) -> _Waited:
-        """Return what a receiver waits for: that of the last time if it is the same."""
+        """Return the description of a receiver's wait; the previous one if it is equal."""
         waited = self._waited
         if waited is None or waited[0] != source or waited[1] != tag:
-            who = "anyone" if source is None else f"rank {self._members[source]}"
+            sender = "anyone" if source is None else f"rank {self._members[source]}"
             global_source = None if source is None else self._members[source]
             want = Want(self._context, global_source, tag, self._members, self._lineage)
-            waited = self._waited = source, tag, want, f"a message from {who}"
+            waited = self._waited = source, tag, want, f"a message from {sender}"
         return waited
 
     def _apart(self) -> SimulatedCommunicator:
@@ -336,6 +338,17 @@ class SimulatedCluster:
         self._everyone = tuple(range(size))
         self._groups: dict[str, Group] = {}
 
+    def place(self, host_of: tuple[int, ...]) -> None:
+        """Put the ranks on hosts, given by their numbers."""
+        self.host_of = host_of
+        for rank in self.ranks:
+            rank.beside = self._beside(rank.rank)
+
+    def _beside(self, rank: int) -> frozenset[int]:
+        hosts = self.host_of
+        found = frozenset(other for other, host in enumerate(hosts) if host == hosts[rank])
+        return found if 1 < len(found) < len(hosts) else frozenset()
+
     def communicator(self, rank: int) -> SimulatedCommunicator:
         """Return a rank's communicator over all ranks."""
         return SimulatedCommunicator(self, self.ranks[rank], self.group("all", self._everyone))
@@ -358,10 +371,10 @@ class SimulatedCluster:
         return tuple(group.members[rank] for rank in ranks)
 
     def lose(self, rank: int) -> None:
-        """Notify all other ranks that one is gone."""
+        """Notify all other ranks of the loss of one."""
         for other in self.ranks:
             if other.rank != rank:
-                other.hear_of_loss(self.ranks[rank])
+                other.note_loss(self.ranks[rank])
 
     def kill(self, rank: int) -> None:
         """End a rank with all its tasks, as the loss of its process does; called by queued actions, never by tasks.
@@ -375,15 +388,16 @@ class SimulatedCluster:
         for other in self.ranks:
             if other.alive:
                 if self.courier is None:
-                    tell_loss(self.network, victim, other)
+                    report_loss(self.network, victim, other)
                 else:
-                    self.courier.tell_loss(victim, other)
+                    self.courier.report_loss(victim, other)
 
     def replace(self, rank: int) -> None:
         """Give a killed rank a replacement with new links."""
         successor = SimulatedRank(self, rank, self.ranks[rank].generation + 1)
         self.ranks[rank] = successor
+        successor.beside = self._beside(rank)
         successor.met = {other.rank: other.generation for other in self.ranks}
         for other in self.ranks:
             if not other.alive:
-                successor.hear_of_loss(other)
+                successor.note_loss(other)

@@ -84,14 +84,14 @@ class Link:
             bundle.allowed.pop(self, None)
 
     def load(self) -> float:
-        """Return what crosses it now, in bytes/s."""
+        """Return its current throughput in bytes/s."""
         if self.coupling:
             return sum([bundle.rate * bundle.size for bundle in self.bundles])
         return sum([bundle.rate * flows for bundle, flows in self.bundles.items()])
 
 
-class Way:
-    """The way from one rank to another, and what the last flow on it has found, which the next finds again mostly.
+class FlowPath:
+    """Path from one rank to another, with the bundle of the last flow on it, which is mostly that of the next.
 
     Attributes:
         links: links that flows on it cross.
@@ -140,7 +140,7 @@ class Flow:
     met: Bundle | None
     rate: float
     target: float
-    way: Way
+    way: FlowPath
 
     def sent(self) -> None:
         """Called when the last byte has left."""
@@ -577,7 +577,7 @@ class Coupling:
                 # before one passes it.
                 for bundle in link.bundles:
                     bundle.allow(link, bundle.rate * max(1.0, room))
-        for link in overloaded:  # only now, since what moves has no rate yet
+        for link in overloaded:  # only now, since moved flows have no rate yet
             self.couple(link, True, now_s)
 
     def loosen(self, links: Iterable[Link], now_s: float) -> None:
@@ -794,7 +794,7 @@ class Sharing:
         # First as if no bundle shared a coupling link, which is so nearly always: the `else` is reached if it was.
         for bundle in changed:
             if not bundle.size:
-                if not self._let_go(bundle):
+                if not self._forget(bundle):
                     break
             elif bundle.refill():
                 self.rates_computed += 1
@@ -833,7 +833,7 @@ class Sharing:
             link.bundles[bundle] = 1
         return bundle
 
-    def _let_go(self, bundle: Bundle) -> bool:
+    def _forget(self, bundle: Bundle) -> bool:
         """Forget a bundle without flows; return False where others share a coupling link with it and get more now."""
         for link in bundle.links:
             if link.bundles:
@@ -942,7 +942,7 @@ class ContendedNetwork(Network):
         self._route = route
         self._settling = False
         self._settle_all: Action = self._settle  # bound once
-        self._ways: dict[int, dict[int, Way]] = {}  # by source and receiver; most go again and again
+        self._ways: dict[int, dict[int, FlowPath]] = {}  # by source and receiver; most go again and again
         self._ways_kept = 0
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
@@ -973,12 +973,12 @@ class ContendedNetwork(Network):
     def alpha_s(self, source: int, to: int) -> float:
         return self._route(source, to)[1]
 
-    def _find_way(self, source: int, to: int) -> Way:
+    def _find_way(self, source: int, to: int) -> FlowPath:
         if self._ways_kept >= _WAYS_KEPT:
             self._ways.clear()
             self._ways_kept = 0
         numbers, latency_s = self._route(source, to)
-        way = Way(tuple(self.sharing.links[number] for number in numbers), latency_s)
+        way = FlowPath(tuple(self.sharing.links[number] for number in numbers), latency_s)
         self._ways.setdefault(source, {})[to] = way
         self._ways_kept += 1
         return way
@@ -1009,7 +1009,7 @@ class ContendedNetwork(Network):
             self._time.at(ends_at_s, bundle.alarm)
 
     def _alarm(self, bundle: Bundle) -> Action:
-        """Return what looks at a bundle when its next flow may end."""
+        """Return a function that checks a bundle when its next flow may end."""
         time, sharing = self._time, self.sharing
 
         def look() -> None:
@@ -1035,9 +1035,9 @@ class ContendedNetwork(Network):
             place = time.last_place() if arrives_at_s > now else None
             if place is None:
                 sharing.note_change(bundle)
-                self._let_leave((flow,), now)
+                self._queue_departure((flow,), now)
                 return
-            # As in `_let_one_leave`, but the bundle has its new rate already.
+            # As in `_depart`, but the bundle has its new rate already.
             self._settling = True
             flow.sent()
             if sharing.starting:
@@ -1060,9 +1060,9 @@ class ContendedNetwork(Network):
         if not bundle.size:
             bundle.alarm = None  # which holds the bundle
         if self._settling or len(ended) > 1:
-            self._let_leave(ended, now)
+            self._queue_departure(ended, now)
         else:
-            self._let_one_leave(ended[0], now)
+            self._depart(ended[0], now)
 
     def _end_lone(self, flow: Flow) -> None:
         """End a flow that has shared no link; if it has, look at the bundle that it was put into."""
@@ -1074,11 +1074,11 @@ class ContendedNetwork(Network):
             return
         self.sharing.end_lone(flow)
         if self._settling:
-            self._let_leave((flow,), self._time.now_s)
+            self._queue_departure((flow,), self._time.now_s)
         else:
-            self._let_one_leave(flow, self._time.now_s, alone=True)
+            self._depart(flow, self._time.now_s, alone=True)
 
-    def _let_one_leave(self, flow: Flow, now: float, *, alone: bool = False) -> None:
+    def _depart(self, flow: Flow, now: float, *, alone: bool = False) -> None:
         """Report that the only flow that ends now has left, and later that it has arrived; give new rates to others.
 
         Args:
@@ -1090,7 +1090,7 @@ class ContendedNetwork(Network):
         arrives_at_s = now + flow.way.latency_s
         place = time.last_place() if arrives_at_s > now else None
         if place is None:
-            self._let_leave((flow,), now)
+            self._queue_departure((flow,), now)
             return
         # All of it happens as if it had been queued.
         self._settling = True
@@ -1101,8 +1101,8 @@ class ContendedNetwork(Network):
             self._settle()
         time.finish(arrives_at_s, place, flow.arrive)
 
-    def _let_leave(self, ended: Sequence[Flow], now: float) -> None:
-        """Queue what `_let_one_leave` does."""
+    def _queue_departure(self, ended: Sequence[Flow], now: float) -> None:
+        """Queue what `_depart` does."""
         time = self._time
         for flow in ended:
             time.soon(flow.sent)

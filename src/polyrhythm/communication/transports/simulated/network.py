@@ -19,8 +19,8 @@ class Network(Protocol):
             source: global rank of the sender.
             to: global rank of the receiver.
             nbytes: size of the message.
-            sent: called when the sender's buffer is free again.
-            arrived: called when the last byte is there.
+            sent: callback, called when the sender's buffer is free again.
+            arrived: callback, called when the last byte has arrived.
         """
 
     def alpha_s(self, source: int, to: int) -> float:

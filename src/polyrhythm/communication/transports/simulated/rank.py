@@ -39,6 +39,8 @@ class SimulatedRank:
         generation: number of its predecessors under this number.
         alive: whether it has not been killed.
         bytes_sent: bytes sent by this rank, through all its communicators.
+        bytes_inside: those of them that went to ranks of its host.
+        beside: the ranks of its host, if it has a cluster's hosts and others are there.
         peers: the other ends of its links, by their number.
         parked: tasks that wait for messages, and for which.
         broken: peers with broken links; they may live.
@@ -51,7 +53,9 @@ class SimulatedRank:
     __slots__ = (
         "_time",
         "alive",
+        "beside",
         "broken",
+        "bytes_inside",
         "bytes_sent",
         "cluster",
         "generation",
@@ -68,7 +72,8 @@ class SimulatedRank:
         self.rank = rank
         self.generation = generation
         self.alive = True
-        self.bytes_sent = 0
+        self.bytes_sent = self.bytes_inside = 0
+        self.beside: frozenset[int] = frozenset()
         self.inbox = Inbox()
         self._time = cluster.time
         self.parked: list[tuple[Want, Task]] = []
@@ -81,7 +86,7 @@ class SimulatedRank:
         """Return the other end of the link to a rank.
 
         Raises:
-            PeerLost: the peer is gone as far as this rank knows, or there is no process to open a link to.
+            PeerLost: the peer is lost as far as this rank knows, or there is no process to open a link to.
         """
         if not self.inbox.quiet and self.inbox.is_lost_to(context, rank):
             raise PeerLost(rank, "sending to it")
@@ -90,12 +95,12 @@ class SimulatedRank:
             found = self.cluster.ranks[rank]
             if not found.alive:
                 raise PeerLost(rank, "opening a link to it")
-            self.hears(found)
+            self.accepts(found)
             if self.inbox.is_lost_to(context, rank):
                 raise PeerLost(rank, "opening a link to it")
         return found
 
-    def hears(self, source: SimulatedRank) -> bool:
+    def accepts(self, source: SimulatedRank) -> bool:
         """Return whether there is a link from this rank; a replacement's first message opens one."""
         known = self.peers.get(source.rank)
         if known is source:
@@ -115,7 +120,7 @@ class SimulatedRank:
         """Note the generation of a rank's present process."""
         newest = self.cluster.ranks[rank]
         if newest is not self and newest.generation == generation:
-            self.hears(newest)
+            self.accepts(newest)
 
     def revoke(self, context: int) -> None:
         """End the use of a communicator on this rank."""
@@ -123,22 +128,22 @@ class SimulatedRank:
             self._look_again()
 
     def revoke_useless(self) -> None:
-        """End the use of communicators that need a rank which is gone."""
+        """End the use of communicators that need a lost rank."""
         for context in self.inbox.useless():
             self.revoke(context)
 
-    def hear_of_loss(self, gone: SimulatedRank) -> None:
-        """Note that a peer is gone, unless its replacement has been heard already."""
-        if self.alive and self.peers.setdefault(gone.rank, gone).generation <= gone.generation:
-            self.peers[gone.rank] = gone
-            self.inbox.lose(gone.rank, gone.generation)
+    def note_loss(self, lost: SimulatedRank) -> None:
+        """Record that a peer is lost, unless its replacement has sent a message."""
+        if self.alive and self.peers.setdefault(lost.rank, lost).generation <= lost.generation:
+            self.peers[lost.rank] = lost
+            self.inbox.lose(lost.rank, lost.generation)
             self.revoke_useless()
             self._look_again()
 
     def break_link(self, peer: SimulatedRank) -> None:
         """Break the link with a peer, which may live: no more messages arrive from it."""
         self.broken.add(peer)
-        self.hear_of_loss(peer)
+        self.note_loss(peer)
 
     def _look_again(self) -> None:
         """Make all parked tasks check whether the awaited messages can still arrive."""
@@ -156,9 +161,9 @@ class SimulatedRank:
                     return found
             task = running()
             self.parked.append((want, task))
-            handed: tuple[int, Message] | tuple[()] = self._time.park(reason, task)
-            if handed:
-                return handed
+            received: tuple[int, Message] | tuple[()] = self._time.park(reason, task)
+            if received:
+                return received
 
     def take_now(self, want: Want, reason: str = "looking for a message") -> tuple[int, Message] | None:
         """Receive if the message is there."""
@@ -169,7 +174,7 @@ class SimulatedRank:
             raise CollectiveBroken(REVOKED)
         found = inbox.take(want)
         if found is None:
-            lost = inbox.news_of_loss(want)
+            lost = inbox.unreported_loss(want)
             if lost is not None:
                 raise PeerLost(lost, reason, inbox.losses(lost))
         return found
@@ -218,7 +223,7 @@ class Parcel(Flow):
         to, source, context, message = self.to, self.source, self.context, self.message
         rank = source.rank
         if to.peers.get(rank) is not source or to.broken:
-            if not (to.alive and to.hears(source)):
+            if not (to.alive and to.accepts(source)):
                 return
         elif not to.alive:
             return
@@ -255,7 +260,7 @@ class FollowingParcel(Parcel):
     links that all flows share they would otherwise arrive together, at the end.
 
     Args:
-        start: puts it on the links; called as soon as the one before has left.
+        start: function that puts it on the links; called as soon as the previous message has left.
     """
 
     __slots__ = ("_next", "_start")
@@ -297,11 +302,11 @@ class Courier(Protocol):
     def carry(self, parcel: Parcel) -> None:
         """Start now: call the parcel's `sent` when it has left, and `arrive` when it is there."""
 
-    def tell_loss(self, gone: SimulatedRank, to: SimulatedRank) -> None:
-        """Inform a rank that another is gone, after all that had left it."""
+    def report_loss(self, lost: SimulatedRank, to: SimulatedRank) -> None:
+        """Notify a rank of another's loss, after all messages of the latter."""
 
 
-def tell_loss(network: Network, gone: SimulatedRank, to: SimulatedRank) -> None:
-    """Inform a rank that another is gone, one latency later, as the end of a TCP connection takes."""
-    time = gone.cluster.time
-    time.at(time.now() + network.alpha_s(gone.rank, to.rank), partial(to.hear_of_loss, gone))
+def report_loss(network: Network, lost: SimulatedRank, to: SimulatedRank) -> None:
+    """Notify a rank of another's loss, one latency later, as the end of a TCP connection takes."""
+    time = lost.cluster.time
+    time.at(time.now() + network.alpha_s(lost.rank, to.rank), partial(to.note_loss, lost))

@@ -1,11 +1,11 @@
 """Virtual time: a clock, a queue of future actions, and tasks that switch instead of blocking.
 
 A task is a greenlet. Whatever would block (sleeping, receiving) parks the task and switches to the hub, which
-takes the next thing from the queue, moves the clock to its time and does it. Equal times keep the order in which
-they were queued, so that the same program gives the same trace, always.
+takes the next action from the queue, sets the clock to its time and runs it. Actions of equal time run in the order in
+which they were queued, so that the same program always gives the same trace.
 
-    later      a heap by time, then by the order of queueing
-    present    a line of its own, since most things follow at once: all of the heap with this time was queued before
+    later      a heap, by time and then by order of queueing
+    present    a queue for the current time, since most actions follow at once; those of this time in the heap run first
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         result: return value.
         error: exception raised.
         awaited: whether its error is raised by `join`; else it ends the simulation.
-        owner: owner that it is killed with.
+        owner: rank or other object that the task is killed with.
     """
 
     __slots__ = ("_time", "_work", "awaited", "error", "name", "owner", "result", "waiting_for")
@@ -143,7 +143,7 @@ class VirtualTime:
 
         Args:
             time_s: later than the present time.
-            place: place that it has among what is queued for that time.
+            place: position among the actions queued for the same time.
             action: action, which must not block. An action may call this only as its last statement.
         """
         later = self._later
@@ -287,7 +287,7 @@ class VirtualTime:
 
 
 def _standstill(stuck: list[Task]) -> str:
-    """Return what each task waits for, or the first of many."""
+    """Return the awaited event of each task, or of the first of many."""
     named = [f"{task.name} waits for {task.waiting_for}" for task in stuck[:_MOST_NAMED]]
     if len(stuck) > len(named):
         named.append(f"and {len(stuck) - len(named):,} more wait")

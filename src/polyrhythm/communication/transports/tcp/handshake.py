@@ -87,7 +87,7 @@ _Found = TypeVar("_Found")
 _log = logging.getLogger(__name__)
 
 
-class ProcessGone(Exception):
+class ProcessExited(Exception):
     """The process that was meant is not there any more, does without this one, or cannot be reached for too long."""
 
 
@@ -112,9 +112,9 @@ class Attempts:
         self._lock = threading.Lock()
         self._socket: TcpSocket | None = None
         self._over = False
-        self.begin_anew()
+        self.begin_again()
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """Let the next attempt follow at once, and count patience from now."""
         self._began_s, self._pause_s = time.monotonic(), 0.0
 
@@ -122,10 +122,10 @@ class Attempts:
         """Return how long to wait before the next attempt, nothing before the first.
 
         Raises:
-            ProcessGone: patience is over, or another thread has ended the attempts.
+            ProcessExited: patience is over, or another thread has ended the attempts.
         """
         if self._over or time.monotonic() - self._began_s > self._patience_s():
-            raise ProcessGone
+            raise ProcessExited
         pause_s = self._pause_s
         self._pause_s = min(LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * pause_s))
         return pause_s
@@ -134,12 +134,12 @@ class Attempts:
         """Make one attempt; return the result of the talk, None if it broke and there may be another attempt.
 
         Raises:
-            ProcessGone: no process listens there any more, or `talk` finds another one.
+            ProcessExited: no process listens there any more, or `talk` finds another one.
         """
         try:
             connection = dial(self._address, self._port, self._hold)
         except ConnectionRefusedError:
-            raise ProcessGone from None
+            raise ProcessExited from None
         except OSError as error:
             if error.errno in (EMFILE, ENFILE):
                 _log.warning(
@@ -287,12 +287,12 @@ def answer(connection: socket.socket, identity: Identity, card: TcpCard, link: b
         link: see `Hello`.
 
     Raises:
-        ProcessGone: another process listens there, or it refuses, or it does not know the secret.
+        ProcessExited: another process listens there, or it refuses, or it does not know the secret.
         OSError: the connection broke, or the receiver takes too long.
     """
-    name, theirs = hear_greeting(connection)
+    name, theirs = receive_greeting(connection)
     if name != bytes.fromhex(card.name):
-        raise ProcessGone
+        raise ProcessExited
     own, secret, ours = identity.card, _secret(identity.key, card), nonce()
     hello = Hello(identity.own, link, bytes.fromhex(own.name), own.address, own.port).to_bytes()
     connection.sendall(hello + ours + prove(secret, _FROM_SENDER, name, theirs, ours, hello))
@@ -301,17 +301,17 @@ def answer(connection: socket.socket, identity: Identity, card: TcpCard, link: b
     if len(reply) < _VERDICT.size + PROOF_BYTES:
         raise ConnectionError("the receiver has hung up")
     if not proves(proof, secret, _FROM_RECEIVER, ours, theirs, verdict):
-        raise ProcessGone
+        raise ProcessExited
     connection.settimeout(None)
-    said, received = _VERDICT.unpack(verdict)
-    return Answer(said), received
+    reply, received = _VERDICT.unpack(verdict)
+    return Answer(reply), received
 
 
-def hear_greeting(connection: socket.socket) -> tuple[bytes, bytes]:
+def receive_greeting(connection: socket.socket) -> tuple[bytes, bytes]:
     """Return the name of the listener at the other end, and its nonce.
 
     Raises:
-        ProcessGone: something else listens there.
+        ProcessExited: something else listens there.
         OSError: the connection broke, or the greeting takes too long.
     """
     greeting = receive_exactly(connection, _GREETING.size, time.monotonic() + PATIENCE_S)
@@ -319,7 +319,7 @@ def hear_greeting(connection: socket.socket) -> tuple[bytes, bytes]:
         raise ConnectionError("the receiver has hung up")
     magic, name, theirs = _GREETING.unpack(greeting)
     if magic != _MAGIC:
-        raise ProcessGone
+        raise ProcessExited
     return name, theirs
 
 
@@ -335,10 +335,10 @@ def is_reachable(card: TcpCard, patience_s: float, gone: Callable[[], bool]) -> 
     while not gone():
         if time.monotonic() > deadline_s:
             return False
-        with suppress(OSError, ProcessGone):
+        with suppress(OSError, ProcessExited):
             connection = dial(card.address, card.port, lambda _: None)
             try:
-                hear_greeting(connection)
+                receive_greeting(connection)
                 return True
             except TimeoutError:  # its host answers, and a watchdog decides about its process
                 return True

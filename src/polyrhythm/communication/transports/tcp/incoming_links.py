@@ -38,10 +38,10 @@ from polyrhythm.communication.transports.tcp.handshake import (
     Greeted,
     Hello,
     Identity,
-    ProcessGone,
+    ProcessExited,
     TcpCard,
     challenge,
-    hear_greeting,
+    receive_greeting,
 )
 from polyrhythm.communication.transports.tcp.outgoing_link import GOODBYE, MOST_COPIED_BYTES, WORD
 
@@ -149,9 +149,9 @@ class IncomingTcpLink:
         ended = Answer.GIVEN_UP
         try:
             while not self._read(self._next_connection()):
-                self._attempts.begin_anew()
+                self._attempts.begin_again()
             ended = Answer.ENDED_WELL
-        except ProcessGone:
+        except ProcessExited:
             pass
         except MalformedMessage as refusal:
             self._membership.refuse(self.source, refusal)
@@ -165,10 +165,10 @@ class IncomingTcpLink:
         """End the link at once; called on any thread."""
         self._end(Answer.GIVEN_UP)
 
-    def say_goodbye(self) -> None:
+    def announce_exit(self) -> None:
         """Notify the sender that this rank is leaving, or has understood that the sender is."""
         self._leaving = True
-        self._tell(GOODBYE)
+        self._notify(GOODBYE)
 
     def _end(self, how: Answer) -> None:
         with self._news:
@@ -181,14 +181,14 @@ class IncomingTcpLink:
         self._attempts.end()
 
     def _next_connection(self) -> Greeted:
-        """Wait for the sender to connect; raise `ProcessGone` if it will not."""
+        """Wait for the sender to connect; raise `ProcessExited` if it will not."""
         while True:
             with self._news:
                 self._news.wait_for(
                     lambda: self._offered is not None or self._ended is not None, self._attempts.pause_s()
                 )
                 if self._ended is not None:
-                    raise ProcessGone
+                    raise ProcessExited
                 if self._offered is not None:
                     greeted, self._offered = self._offered, None
                     self._connection = greeted.connection
@@ -197,10 +197,10 @@ class IncomingTcpLink:
 
     def _look(self, connection: TcpSocket) -> None:
         """Find out whether the sender's process is still there."""
-        name, _ = hear_greeting(connection)
+        name, _ = receive_greeting(connection)
         hang_up(connection)
         if name != self._hello.name:
-            raise ProcessGone
+            raise ProcessExited
 
     def _read(self, greeted: Greeted) -> bool:
         """Receive over one connection; return whether the sender has closed the link, or the connection broke."""
@@ -210,12 +210,12 @@ class IncomingTcpLink:
             self._untold = self._untold_bytes = 0
             self._speaks_on = connection
             if self._leaving:
-                self._tell(GOODBYE)
+                self._notify(GOODBYE)
             reader = FrameReader(connection)
             while True:
                 context, message = self._receive(reader)
                 if message.kind is Kind.CLOSE:
-                    self._tell(GOODBYE)
+                    self._notify(GOODBYE)
                     return True
                 self._membership.deliver(context, self.source, message)
                 self._count(message.nbytes)
@@ -240,15 +240,15 @@ class IncomingTcpLink:
         # Short messages are acknowledged many at a time; a long one at once, since its tensor is lent until then.
         long = nbytes > MOST_COPIED_BYTES + HEADER_BYTES
         if long or self._untold >= _MOST_UNTOLD or self._untold_bytes >= _MOST_UNTOLD_BYTES:
-            self._tell(self._received)
+            self._notify(self._received)
             self._untold = self._untold_bytes = 0
 
-    def _tell(self, word: int) -> None:
+    def _notify(self, count: int) -> None:
         # If it fails, the connection has broken; but messages sent before may still be there.
         with self._speaking, suppress(OSError):
             connection = self._speaks_on
             if connection is not None:
-                connection.sendall(WORD.pack(word))
+                connection.sendall(WORD.pack(count))
 
 
 _MOST_STRANGERS = 256
@@ -287,7 +287,7 @@ class IncomingTcpLinks:
         """Stop accepting, send a goodbye, and wait for the senders' last messages."""
         deadline_s = time.monotonic() + patience_s
         for link in self._all():
-            link.say_goodbye()
+            link.announce_exit()
         for link in self._all():
             link.over.wait(max(0.0, deadline_s - time.monotonic()))
         hang_up(self._listener)
@@ -301,7 +301,7 @@ class IncomingTcpLinks:
         for thread in self._threads:
             thread.join(_ENDING_S)
 
-    def wait_for_last_words(self, source: Peer, patience_s: float) -> None:
+    def wait_for_deliveries(self, source: Peer, patience_s: float) -> None:
         """Return when all that a sender sent before it left has been delivered, if that is soon."""
         link = self._links.get(source)
         if link is not None:
@@ -323,12 +323,12 @@ class IncomingTcpLinks:
                 self._strangers[connection] = None
                 if len(self._strangers) > _MOST_STRANGERS:
                     hang_up(next(iter(self._strangers)))
-            thread = threading.Thread(target=self._hear, args=(connection,), name="reader", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(connection,), name="reader", daemon=True)
             thread.start()
             self._threads = {each for each in self._threads if each.is_alive()} | {thread}
             del connection  # it is the reader's
 
-    def _hear(self, connection: TcpSocket) -> None:
+    def _serve(self, connection: TcpSocket) -> None:
         # Here and not in the acceptor: a silent connection must not keep others out.
         link = self._begin(connection)
         del connection

@@ -34,7 +34,7 @@ from polyrhythm.communication.transports.tcp.handshake import (
     Answer,
     Attempts,
     Identity,
-    ProcessGone,
+    ProcessExited,
     TcpCard,
     answer,
 )
@@ -151,7 +151,7 @@ class Outbox:
         self._kept.append(message)
 
     def next(self) -> tuple[int, SendHandle]:
-        """Return what is to be written next, and its number."""
+        """Return the next message to write, and its number."""
         return self._written, self._kept[self._written - self.arrived]
 
     def wrote(self, number: int) -> None:
@@ -278,7 +278,7 @@ class OutgoingTcpLink:
         hang_up(connection)
 
     def _write(self) -> None:
-        """Send what could not leave at once."""
+        """Send the queued messages."""
         while True:
             with self._news:
                 self._writing = False
@@ -304,9 +304,9 @@ class OutgoingTcpLink:
 
     def _keep(self) -> None:
         """Keep a connection open until the link is over."""
-        with suppress(ProcessGone):
+        with suppress(ProcessExited):
             while not (self._left and self._closing):  # a leaving rank may still receive the last messages
-                if self._news_of_end(self._attempts.pause_s()):
+                if self._wait_for_end(self._attempts.pause_s()):
                     break
                 connection = self._attempts.make(self._agree)
                 if connection is None:
@@ -319,23 +319,23 @@ class OutgoingTcpLink:
                 # One that carried something, or lasted, starts patience afresh; else a way that breaks at once would be
                 # tried for ever.
                 if self._outbox.arrived > arrived or time.monotonic() - began_s > LONGEST_PAUSE_S:
-                    self._attempts.begin_anew()
+                    self._attempts.begin_again()
         given_up = self._over
         self.give_up()
         if not given_up and not self._left:
             self._membership.lose_receiver(self._to)
 
-    def _news_of_end(self, pause_s: float) -> bool:
+    def _wait_for_end(self, pause_s: float) -> bool:
         with self._news:
             return self._news.wait_for(lambda: self._over, pause_s)
 
     def _agree(self, connection: TcpSocket) -> TcpSocket:
         """Begin to use a connection, where the last one ended."""
-        said, received = answer(connection, self._identity, self._card, self._number)
-        self._left = self._left or said is Answer.ENDED_WELL
+        text, received = answer(connection, self._identity, self._card, self._number)
+        self._left = self._left or text is Answer.ENDED_WELL
         with self._news:
-            if said is not Answer.GO_ON or self._over or not self._outbox.arrive(received):
-                raise ProcessGone
+            if text is not Answer.GO_ON or self._over or not self._outbox.arrive(received):
+                raise ProcessExited
             self._outbox.rewind()
             self._connection = connection
             self._news.notify_all()

@@ -7,6 +7,7 @@ failure of gloo on one rank is made a failure on every rank.
 from __future__ import annotations
 
 import ctypes
+import json
 import select
 import threading
 import time
@@ -14,6 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -42,8 +44,8 @@ class CollectiveHandle(Handle):
 
     Args:
         work: the library's; None where there is nothing to do.
-        finish: called once, when the work has ended.
-        fail: called once, with the reason, when the work broke.
+        finish: callback, called once, when the work has ended.
+        fail: callback, called once, with the reason, when the work failed.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class CollectiveHandle(Handle):
             raise CollectiveBroken(self._reason)
 
     def _end(self) -> None:
-        # In a frame of its own: the traceback of what `wait` raises must not hold the work, and so its connections.
+        # In a frame of its own: the traceback of an error in `wait` must not hold the work, and so its connections.
         work = self._work
         try:
             while not self._ends(work):
@@ -78,7 +80,7 @@ class CollectiveHandle(Handle):
                 self._finish()
             self._work = None
             return
-        self.let_go(reason)
+        self.abandon(reason)
         del work
         if self._fail is not None:
             self._fail(reason)
@@ -97,14 +99,14 @@ class CollectiveHandle(Handle):
         except RuntimeError:
             if not work.is_completed():
                 return False  # it only takes long
-            work.wait()  # it may have ended well since; else this raises what broke it
+            work.wait()  # it may have succeeded since; else this raises its error
         return True
 
     def under_way(self) -> Any:
         """Return the library's work, if it has not ended."""
         return None if self.done() else self._work
 
-    def let_go(self, reason: str) -> None:
+    def abandon(self, reason: str) -> None:
         """Give the collective up; `wait` raises `reason` from now on."""
         self._work, self._reason = None, self._reason or reason
 
@@ -131,8 +133,8 @@ class GlooCollectives(MemberCollectives):
         """Start a collective.
 
         Args:
-            operation: starts it on the group, gives the library's work.
-            finish: called when it has ended well.
+            operation: function that starts it on a group and returns the library's `Work`.
+            finish: callback, called when it has succeeded.
 
         Raises:
             CollectiveBroken: an earlier one broke.
@@ -140,7 +142,7 @@ class GlooCollectives(MemberCollectives):
         with self._lock:  # every rank must start its collectives in the same order
             if self._group is None:
                 raise CollectiveBroken(self._reason)
-            handle = CollectiveHandle(operation(self._group), finish, self._let_go)
+            handle = CollectiveHandle(operation(self._group), finish, self._release)
             self._handles.add(handle)
         return handle
 
@@ -164,17 +166,17 @@ class GlooCollectives(MemberCollectives):
             under_way = [work for handle in self._handles if (work := handle.under_way()) is not None]
             if under_way:  # the library cannot let go of them, and would wait for ever if it were made to
                 _keep_for_ever((self._group, under_way))
-        self._let_go(reason.reason)
+        self._release(reason.reason)
 
     def close(self) -> None:
         """Leave nothing behind: the library ends its connections with the process."""
 
-    def _let_go(self, reason: str) -> None:
+    def _release(self, reason: str) -> None:
         with self._lock:
             handles, self._handles = list(self._handles), weakref.WeakSet()
             group, self._group, self._reason = self._group, None, reason
         for handle in handles:  # each holds the group's connections open
-            handle.let_go(reason)
+            handle.abandon(reason)
         del group
 
 
@@ -189,7 +191,11 @@ def _essence(text: str) -> str:
     return sentence.partition("] ")[2] if sentence.startswith("[/") else sentence
 
 
-_FIRST_MEETING_INTERVAL_S, _MEETING_INTERVAL_S = 0.0005, 0.02
+_FIRST_MEETING_INTERVAL_S, _MEETING_INTERVAL_S, _REQUESTS_PER_S = 0.0005, 0.02, 250
+"""First and longest interval of the requests of a rank that waits for others, and requests of many ranks together."""
+
+_FEW = 16
+"""Number of ranks that may ask as often as each likes."""
 
 _MOST_HOSTS = 16
 """Largest number of fully connected hosts. With more, one receiver's switch would have too many senders."""
@@ -201,7 +207,7 @@ class Standing:
 
     Attributes:
         is_lost: whether a rank is known to be gone.
-        check: raises `CollectiveBroken` if a communicator of a lineage has been revoked.
+        check: function that raises `CollectiveBroken` if a communicator of the given lineage has been revoked.
         patience_s: function that returns how long there may be no way to another host before its ranks count as lost.
     """
 
@@ -245,10 +251,10 @@ class RankCollectives:
         """Make a vector of zeros that some ranks share, if all of them are on this host; all of them call it."""
         introductions = self._meet(name, members, self._introduction(), ())
 
-        def tell_all(subject: str, word: str) -> list[str]:
-            return self._meet(f"{name}/{subject}", members, word, ())
+        def exchange_texts(subject: str, text: str) -> list[str]:
+            return self._meet(f"{name}/{subject}", members, text, ())
 
-        return share_vector(members.index(self._rendezvous.rank), introductions, like, tell_all)
+        return share_vector(members.index(self._rendezvous.rank), introductions, like, exchange_texts)
 
     def seats(self, peers: Sequence[Peer], lineage: tuple[int, ...]) -> list[str]:
         """Return the seats of some ranks, once all of them have published theirs; see `seat_of`.
@@ -256,7 +262,9 @@ class RankCollectives:
         Raises:
             PeerLost: one of them is known to be gone, or a communicator of the lineage has been revoked.
         """
-        return self._told([_seat(peer) for peer in peers], [peer.rank for peer in peers], lineage)
+        keys = [_seat(peer) for peer in peers]
+        self._wait_for(keys, [peer.rank for peer in peers], lineage)
+        return [value.decode() for value in self._rendezvous.store.multi_get(keys)]
 
     def take_seat(self, own: Peer, device: torch.device) -> None:
         """Publish this rank's seat."""
@@ -277,7 +285,7 @@ class RankCollectives:
             later(entry.made.close)
 
     def lose(self, peer: Peer) -> None:
-        """End those that a rank takes part in which is gone."""
+        """End the collectives in which a lost rank takes part."""
         with self._lock:
             broken = [entry.made for entry in self._in_use if peer.rank in entry.members]
         for made in broken:
@@ -292,11 +300,11 @@ class RankCollectives:
         member = members.index(self._rendezvous.rank)
         introductions = self._meet(name, members, self._introduction(), lineage)
 
-        def meet(who: Sequence[int], subject: str, word: str) -> list[str]:
-            return self._meet(f"{name}/{subject}", tuple(members[each] for each in who), word, lineage)
+        def meet(places: Sequence[int], subject: str, text: str) -> list[str]:
+            return self._meet(f"{name}/{subject}", tuple(members[each] for each in places), text, lineage)
 
-        def network(who: Sequence[int]) -> MemberCollectives:
-            return self._over_network(name, tuple(members[each] for each in who), lineage)
+        def network(places: Sequence[int]) -> MemberCollectives:
+            return self._over_network(name, tuple(members[each] for each in places), lineage)
 
         found = make_shared(member, members, introductions, meet, network)
         return found or network(range(len(members)))
@@ -315,24 +323,31 @@ class RankCollectives:
     def _introduction(self) -> str:
         return Introduction.own(self._rendezvous.address, self._shares_memory).to_json()
 
-    def _meet(self, name: str, members: tuple[int, ...], word: str, lineage: tuple[int, ...]) -> list[str]:
+    def _meet(self, name: str, members: tuple[int, ...], text: str, lineage: tuple[int, ...]) -> list[str]:
         """Return when all members have called it with this name, however late; return everyone's word.
 
         Raises:
             PeerLost: one of them is known to be gone, or a communicator of the lineage has been revoked.
         """
-        self._rendezvous.store.set(f"{name}/met/{self._rendezvous.rank}", word)
-        return self._told([f"{name}/met/{member}" for member in members], members, lineage)
-
-    def _told(self, keys: list[str], members: Sequence[int], lineage: tuple[int, ...]) -> list[str]:
-        """Return what is in the store under some keys, once all are there."""
         store = self._rendezvous.store
+        store.set(f"{name}/met/{self._rendezvous.rank}", text)
+        keys = [f"{name}/met/{member}" for member in members]
+        # The last member sets one key to the texts of all: otherwise each of N ranks would ask for N keys repeatedly.
+        everyone = f"all of {blake2b(' '.join(keys).encode(), digest_size=16).hexdigest()}"
+        if store.add(f"number of {everyone}", 1) >= len(keys) and store.check(keys):
+            store.set(everyone, json.dumps([value.decode() for value in store.multi_get(keys)]))
+        self._wait_for([everyone], members, lineage)
+        texts: list[str] = json.loads(store.get(everyone))
+        return texts
+
+    def _wait_for(self, keys: list[str], members: Sequence[int], lineage: tuple[int, ...]) -> None:
+        """Return once all these keys are in the store."""
         pause_s = _FIRST_MEETING_INTERVAL_S
-        while not store.check(keys):
+        longest_s = max(_MEETING_INTERVAL_S, (len(members) - _FEW) / _REQUESTS_PER_S)
+        while not self._rendezvous.store.check(keys):
             self._check(members, lineage)
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MEETING_INTERVAL_S)
-        return [value.decode() for value in store.multi_get(keys)]
+            pause_s = min(2 * pause_s, longest_s)
 
     def _check(self, members: Sequence[int], lineage: tuple[int, ...]) -> None:
         self._standing.check(lineage)

@@ -2,18 +2,20 @@
 
 Tensors of a GPU leave it through buffers of pinned host memory:
 
-    GPU, computing   ──▓ gradients ──────▓ next step …     later work does not wait for the copy
+    GPU, computing   ──▓ gradients ──▓ rest of the backward pass …    neither the GPU nor this thread waits
     GPU, own stream        └▓ copy ▓┐
-    host                            └▶ pinned buffer ─▶ link ─▶ server
+    background                      └▶ pinned buffer ─▶ link ─▶ server
 
 A copy to pinned memory goes at the speed of the bus, next to the computation; one to ordinary memory goes
 through a small pinned buffer of the driver's, in the stream that computes. Pinning takes long, so buffers are
-used again, once what was in them has left.
+used again, once what was in them has left. Messages leave in the order in which they were sent, so those without a
+tensor of the GPU queue behind the copies.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ from polyrhythm.communication.communicator import (
 )
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
-from polyrhythm.communication.transports.member_collectives import MemberCollectives, revoke_tells
+from polyrhythm.communication.transports.member_collectives import MemberCollectives, ranks_to_notify
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
 from polyrhythm.communication.transports.shared_memory.exchange import rows_memory_like, rows_of
@@ -45,22 +47,66 @@ from polyrhythm.communication.transports.torch_distributed.rank import FutureHan
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, group_name
 from polyrhythm.errors import PeerLost
 
-Copy = Callable[[Tensor, Tensor], None]
-"""Copies a tensor of a device, (n,), into one of the host; returns when it is there."""
+Copy = Callable[[Tensor, Tensor], Callable[[], object]]
+"""Starts to copy a tensor of a device, (n,), into one of the host; returns a function that waits for the copy."""
 
 
 def own_stream_copy(device: torch.device) -> Copy:
     """Return a copy that runs concurrently with the GPU's computation."""
     stream: Any = torch.cuda.Stream(device)
 
-    def copy(source: Tensor, target: Tensor) -> None:
+    def copy(source: Tensor, target: Tensor) -> Callable[[], object]:
         # The stream that computes may not have made the source yet.
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
-        stream.synchronize()
+        copied: Any = torch.cuda.Event(blocking=True)  # else waiting for it takes a core
+        copied.record(stream)
+        synchronize: Callable[[], object] = copied.synchronize
+        return synchronize
 
     return copy
+
+
+class _Departure(Handle):
+    """A message that waits for its turn.
+
+    Args:
+        copied: function that waits until the tensor is copied.
+        start: function that starts to send it.
+        source: tensor to copy; referenced until it is copied, so that its memory is not reused.
+    """
+
+    def __init__(
+        self, copied: Callable[[], object], start: Callable[[], Handle], source: Tensor | None = None
+    ) -> None:
+        self._work: tuple[Callable[[], object], Callable[[], Handle], Tensor | None] | None
+        self._work = copied, start, source
+        self._started = threading.Event()
+        self._handle: Handle | None = None
+        self._error: Exception | None = None
+
+    def leave(self) -> None:
+        """Start to send it; an error is kept for `wait`."""
+        assert self._work is not None, "a message leaves once"
+        copied, start, _ = self._work
+        try:
+            copied()
+            self._handle = start()
+        except Exception as error:
+            self._error = error
+        self._work = None
+        self._started.set()
+
+    def done(self) -> bool:
+        return self._started.is_set() and (self._handle is None or self._handle.done())
+
+    def wait(self) -> Any:
+        self._started.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._handle is not None, "it has been started"
+        return self._handle.wait()
 
 
 @dataclass(eq=False)
@@ -73,22 +119,26 @@ class _Buffer:
 
 
 class Staging:
-    """Buffers that are made when they are needed.
+    """Buffers that are made when they are needed, and the queue of the messages that leave through them.
 
     Args:
+        copy: copies to the host.
+        submit: runs a function in the background.
         pinned: whether buffers are page-locked; only where there is a GPU.
     """
 
-    def __init__(self, copy: Copy, *, pinned: bool) -> None:
+    def __init__(self, copy: Copy, submit: Callable[[Callable[[], None]], object], *, pinned: bool) -> None:
         self._copy = copy
+        self._submit = submit
         self._pinned = pinned
         self._buffers: list[_Buffer] = []
+        self._waiting: deque[_Departure] = deque()
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, device: torch.device) -> Staging:
+    def of(cls, device: torch.device, submit: Callable[[Callable[[], None]], object]) -> Staging:
         """Make the buffers of a GPU."""
-        return cls(own_stream_copy(device), pinned=True)
+        return cls(own_stream_copy(device), submit, pinned=True)
 
     @property
     def nbytes(self) -> int:
@@ -96,20 +146,44 @@ class Staging:
         return sum(buffer.memory.nbytes for buffer in self._buffers)
 
     def send(self, tensor: Tensor, start: Callable[[Tensor], Handle]) -> Handle:
-        """Copy a contiguous tensor and start to send the copy; the tensor may change when this returns.
+        """Start to copy a contiguous tensor, and to send the copy once it is complete.
 
         Args:
-            tensor: tensor on the device.
-            start: starts to send a tensor of the host, which it needs until its handle is done.
+            tensor: tensor on the device; must not change until the handle is done.
+            start: function that starts to send a tensor in host memory; the tensor is needed until the returned
+                handle is done. Called in the background.
         """
         buffer = self._take(tensor.nbytes)
         try:
             staged = buffer.memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            self._copy(tensor, staged)
-            buffer.leaving = start(staged)
+            copied = self._copy(tensor, staged)
+            buffer.leaving = self._queued(_Departure(copied, lambda: start(staged), tensor))
         finally:
             buffer.taken = False
         return buffer.leaving
+
+    def send_after(self, start: Callable[[], Handle]) -> Handle:
+        """Start to send what needs no copy, after all that was sent before it."""
+        if not self._waiting:  # others of this thread have started
+            return start()
+        return self._queued(_Departure(lambda: None, start))
+
+    def _queued(self, departure: _Departure) -> _Departure:
+        with self._lock:
+            self._waiting.append(departure)
+            is_first = len(self._waiting) == 1
+        if is_first:
+            self._submit(self._leave)
+        return departure
+
+    def _leave(self) -> None:
+        """Start to send what waits, until nothing does."""
+        while True:
+            self._waiting[0].leave()
+            with self._lock:
+                self._waiting.popleft()
+                if not self._waiting:
+                    return
 
     def _take(self, nbytes: int) -> _Buffer:
         with self._lock:
@@ -162,8 +236,8 @@ class TorchDistributedCommunicator(Communicator):
         self.size = len(members)
         self.clock = home.clock
         self.traffic: Traffic = home
-        self._who = f"ranks {', '.join(map(str, members[:8]))}{' …' if len(members) > 8 else ''}"
-        self._adding_up = f"adding up over {self._who}"
+        self._names = f"ranks {', '.join(map(str, members[:8]))}{' …' if len(members) > 8 else ''}"
+        self._adding_up = f"adding up over {self._names}"
         self._making = threading.Lock()
         self._on_cpu: MemberCollectives | None = None
         self._nccl: Any = None
@@ -180,7 +254,11 @@ class TorchDistributedCommunicator(Communicator):
             home.check(self._lineage)
             handle: Handle
             if message.tensor is None or not message.tensor.is_cuda:
-                handle = home.start_send(member, message, self._context)
+                staging = self._staging
+                if staging is None:
+                    handle = home.start_send(member, message, self._context)
+                else:
+                    handle = staging.send_after(lambda: home.start_send(member, message, self._context))
             else:
 
                 def start(staged: Tensor) -> Handle:
@@ -190,8 +268,10 @@ class TorchDistributedCommunicator(Communicator):
         return handle if handle.done() else home.activity.noted(handle, what)
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        who = "anyone" if source is None else f"rank {self._members[source]}"
-        global_source, message = self._home.take(self._want(source, tag), f"waiting for a message from {who}")
+        sender = "anyone" if source is None else f"rank {self._members[source]}"
+        global_source, message = self._home.take(
+            self._want(source, tag), f"waiting for a message from {sender}"
+        )
         return self._numbers[global_source], message
 
     def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
@@ -244,7 +324,7 @@ class TorchDistributedCommunicator(Communicator):
 
     def barrier(self) -> None:
         if self.size > 1:
-            with self._home.activity.doing(f"waiting for all of {self._who}"):
+            with self._home.activity.doing(f"waiting for all of {self._names}"):
                 self.collectives().barrier()
 
     def regrouped(
@@ -259,7 +339,7 @@ class TorchDistributedCommunicator(Communicator):
     def revoke(self) -> None:
         if not self._has_revoked:
             self._has_revoked = True
-            for to in revoke_tells(self.rank, self.size):
+            for to in ranks_to_notify(self.rank, self.size):
                 with suppress(PeerLost):
                     self._home.start_send(self._members[to], Message(Kind.REVOKE), self._context)
         self.revoke_here()
@@ -274,7 +354,7 @@ class TorchDistributedCommunicator(Communicator):
     def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
         if like.is_cuda:
             raise NoSharedMemory("their parameters are on a GPU")
-        with self._home.activity.doing(f"waiting for memory that {self._who} share"):
+        with self._home.activity.doing(f"waiting for memory that {self._names} share"):
             return self._home.vectors.get(self._vector_name(name), self._members, like, later=later)
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
@@ -321,15 +401,15 @@ class TorchDistributedCommunicator(Communicator):
     def _staging_of(self, device: torch.device) -> Staging:
         with self._making:
             if self._staging is None:
-                self._staging = Staging.of(device)
+                self._staging = Staging.of(device, self._home.background.submit)
             return self._staging
 
     def collectives(self) -> MemberCollectives:
-        """Return what adds up in the memory of CPUs, which all members make together at its first use."""
+        """Return the collectives on CPU memory, which all members create together at the first use."""
         if self._on_cpu is not None:
             return self._on_cpu
         # Once: a work in the background may ask at the same time.
-        with self._home.activity.doing(f"meeting all of {self._who}"), self._making:
+        with self._home.activity.doing(f"meeting all of {self._names}"), self._making:
             if self._on_cpu is None:
                 name = group_name(self._name, self._members)
                 self._on_cpu = self._home.collectives.make(name, self._members, self._lineage)

@@ -39,8 +39,8 @@ from polyrhythm.communication.transports.torch_distributed.collectives import Ra
 from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     Cards,
     Groups,
+    LossListener,
     Rendezvous,
-    WordListener,
     await_joined,
     join,
     joined_peers,
@@ -97,10 +97,11 @@ class Rank(Membership):
         collectives: collectives of its communicators, on the CPU.
         lent: memory that it lends to ranks of its host; None without shared memory.
         bytes_sent: bytes sent by this rank, through all its communicators.
+        bytes_inside: always 0, since they are not counted by host.
         most_bytes: largest payload of a message to this rank.
         patience_s: seconds for which another host may be unreachable before its ranks count as lost.
         refused: links and bytes that no rank of this run sends, by reason.
-        tell: function that prints the first refusal of each peer and reason for users.
+        notify: function that prints the first refusal of each peer and reason for users.
         vectors: vectors that it shares with others of its host.
     """
 
@@ -108,13 +109,13 @@ class Rank(Membership):
         self.rendezvous = rendezvous
         self.clock = WallClock()
         self.activity = Activity(self.clock)
-        self.bytes_sent = 0
+        self.bytes_sent = self.bytes_inside = 0
         self.most_bytes = UNBOUNDED_BYTES
         self.patience_s = LINK_PATIENCE_S
         self.refused: Counter[str] = Counter()
-        self.tell: Callable[[str], None] = _log.warning
+        self.notify: Callable[[str], None] = _log.warning
         self._has_seat = False
-        self._told: set[tuple[Peer, Reason]] = set()
+        self._reported: set[tuple[Peer, Reason]] = set()
         self._linked: set[Peer] = set()
         self.groups = Groups(rendezvous)
         self._inbox = Inbox()
@@ -149,7 +150,7 @@ class Rank(Membership):
                 found = self._inbox.take(want)
                 if found is not None:
                     return found
-                self._tell_loss(want, reason)
+                self._raise_if_lost(want, reason)
                 with self.activity.doing(reason):
                     self._news.wait()
 
@@ -164,7 +165,7 @@ class Rank(Membership):
             self.check(want.lineage)
             found = inbox.take(want)
             if found is None:
-                self._tell_loss(want, "looking for a message")
+                self._raise_if_lost(want, "looking for a message")
             return found
 
     def make(self, context: int) -> None:
@@ -189,7 +190,7 @@ class Rank(Membership):
             self.collectives.revoke(context, self.background.submit)
 
     def need(self, context: int, peer: Peer) -> None:
-        """Has a communicator revoked on this rank once a peer is gone."""
+        """Revokes a communicator on this rank once a peer is lost."""
         with self._news:
             self._inbox.need(context, *peer)
         self._revoke_useless()
@@ -216,7 +217,7 @@ class Rank(Membership):
 
     def close(self) -> None:
         """Leave the run in good order; every rank calls it when it has nothing more to send or receive."""
-        # In this order: what this rank has sent leaves, then it hears the others out, and works in the background have
+        # In this order: this rank's messages leave, then the others' arrive, and works in the background have
         # nothing more to wait for.
         deadline = self.clock.now() + CLOSING_PATIENCE_S
         self._links.close_outgoing(CLOSING_PATIENCE_S)
@@ -251,8 +252,8 @@ class Rank(Membership):
         if self._inbox.is_revoked(lineage):
             raise CollectiveBroken(REVOKED)
 
-    def _tell_loss(self, want: Want, reason: str) -> None:
-        lost = self._inbox.news_of_loss(want)
+    def _raise_if_lost(self, want: Want, reason: str) -> None:
+        lost = self._inbox.unreported_loss(want)
         if lost is not None:
             raise PeerLost(lost, reason, self._inbox.losses(lost))
 
@@ -273,11 +274,11 @@ class Rank(Membership):
     def refuse(self, peer: Peer, refusal: RefusedMessage) -> None:
         with self._news:
             self.refused[refusal.reason.value] += 1
-            first = (peer, refusal.reason) not in self._told and len(self._told) < _MOST_TOLD
-            self._told |= {(peer, refusal.reason)} if first else set()
+            first = (peer, refusal.reason) not in self._reported and len(self._reported) < _MOST_TOLD
+            self._reported |= {(peer, refusal.reason)} if first else set()
         if first:
             own = self.rendezvous.rank
-            self.tell(f"rank {own} refused a link of rank {peer.rank} ({refusal.reason}): {refusal}")
+            self.notify(f"rank {own} refused a link of rank {peer.rank} ({refusal.reason}): {refusal}")
 
     def greet(self, peer: Peer) -> None:
         with self._news:
@@ -304,7 +305,7 @@ class Rank(Membership):
                 self._news.notify_all()
 
     def lose_receiver(self, peer: Peer) -> None:
-        self._links.wait_for_last_words(peer)
+        self._links.wait_for_deliveries(peer)
         self.lose(peer)
 
     def lose(self, peer: Peer) -> None:
@@ -351,11 +352,11 @@ class Links:
 
     def join(self) -> None:
         """Let others open links, and listen for losses; news of one may be waiting already."""
-        self._words = WordListener(self._rendezvous, self._membership)
+        self._words = LossListener(self._rendezvous, self._membership)
         join(self._rendezvous, self._cards)
 
     def to(self, rank: int) -> OutgoingLink:
-        """Return the link to the newest process of a rank; raise `PeerLost` if it is gone."""
+        """Return the link to the newest process of a rank; raise `PeerLost` if it is lost."""
         with self._opening[rank]:
             link = self._outgoing.get(rank)
             if link is None or link.generation < self._membership.generation(rank):
@@ -399,11 +400,11 @@ class Links:
         card = Card.from_text(cards.memory)
         return card is not None and self._memory is not None and card.host == self._memory.card.host
 
-    def wait_for_last_words(self, peer: Peer) -> None:
+    def wait_for_deliveries(self, peer: Peer) -> None:
         """Return when all that a peer sent before it left has been delivered, if that is soon."""
-        self._tcp.wait_for_last_words(peer, _LAST_WORDS_PATIENCE_S)
+        self._tcp.wait_for_deliveries(peer, _LAST_WORDS_PATIENCE_S)
         if self._memory is not None:
-            self._memory.wait_for_last_words(peer, _LAST_WORDS_PATIENCE_S)
+            self._memory.wait_for_deliveries(peer, _LAST_WORDS_PATIENCE_S)
 
     def give_up(self, peer: Peer) -> None:
         """End the links with a peer: without waiting for a host that is cut off."""

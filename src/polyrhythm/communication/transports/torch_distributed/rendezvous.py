@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -163,7 +164,12 @@ class Groups:
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._store = rendezvous.store
         self._idle: deque[Any] = deque()
-        self._device = dist.ProcessGroupGloo.create_device(hostname=rendezvous.address)
+        self._address = rendezvous.address
+
+    @cached_property
+    def _device(self) -> Any:
+        # Only where there is a group: a thread of it wakes up 100 times a second from the start.
+        return dist.ProcessGroupGloo.create_device(hostname=self._address)
 
     @contextmanager
     def connection(self) -> Iterator[Any]:
@@ -263,7 +269,7 @@ def joined_peers(store: Any, size: int) -> dict[Peer, Cards]:
     return found
 
 
-def tell_of_start(store: Any, peer: Peer) -> None:
+def record_start(store: Any, peer: Peer) -> None:
     """Announce that a process is about to be started, to ranks that wait for it.
 
     Args:
@@ -277,25 +283,25 @@ def newest_generations(store: Any, size: int) -> dict[int, int]:
     """Return the newest generation of every rank that has joined, or is about to."""
     found: dict[int, int] = {}
     for rank in range(size):
-        told = [int(store.get(key)) for key in (_joined(rank), _started(rank)) if store.check([key])]
-        if told:
-            found[rank] = max(told)
+        generations = [int(store.get(key)) for key in (_joined(rank), _started(rank)) if store.check([key])]
+        if generations:
+            found[rank] = max(generations)
     return found
 
 
-def tell_of_loss(store: Any, lost: Peer, to: Peer) -> None:
+def record_loss(store: Any, lost: Peer, to: Peer) -> None:
     """Inform a rank, by the store, that another is gone: a launcher that saw a process die need not wait for its links.
 
     Args:
         store: store where the ranks meet.
-        lost: the rank that is gone.
+        lost: the lost rank.
         to: the rank that is informed.
     """
     store.queue_push(_words(to), f"{lost.rank} {lost.generation}".encode())
 
 
-class WordListener:
-    """Receives what `tell_of_loss` leaves for this rank, on a thread of its own."""
+class LossListener:
+    """Receives what `record_loss` leaves for this rank, on a thread of its own."""
 
     def __init__(self, rendezvous: Rendezvous, membership: Membership) -> None:
         self._words = _words(rendezvous.own)

@@ -83,13 +83,15 @@ class KeptVector:
             own: host and process of this member.
 
         Raises:
-            NoSharedMemory: it cannot be had.
+            NoSharedMemory: it cannot be allocated.
         """
         nbytes = like.nbytes + _TOKEN_BYTES
         try:
             descriptor = memory_file(nbytes)
         except OSError as error:
-            raise NoSharedMemory(f"{nbytes >> 20} MiB cannot be had: {error.strerror or error}") from None
+            raise NoSharedMemory(
+                f"{nbytes >> 20} MiB cannot be allocated: {error.strerror or error}"
+            ) from None
         os.pwrite(descriptor, secrets.token_bytes(_TOKEN_BYTES), like.nbytes)
         return cls(descriptor, mmap.mmap(descriptor, nbytes), like, own)
 
@@ -105,11 +107,11 @@ class KeptVector:
         Raises:
             NoSharedMemory: it is on another host, or may not be opened.
         """
-        told = Offer(**json.loads(offer))
-        if told.host != own.host:
+        offered = Offer(**json.loads(offer))
+        if offered.host != own.host:
             raise NoSharedMemory("they are on several hosts, or hidden from each other")
         try:
-            descriptor = os.open(f"/proc/{told.process}/fd/{told.descriptor}", os.O_RDWR)
+            descriptor = os.open(f"/proc/{offered.process}/fd/{offered.descriptor}", os.O_RDWR)
         except (FileNotFoundError, ProcessLookupError):
             return None
         except OSError as error:
@@ -119,7 +121,7 @@ class KeptVector:
         except (OSError, ValueError):  # a file of another process, which has that one's number now
             os.close(descriptor)
             return None
-        if memory[like.nbytes :].hex() != told.token:
+        if memory[like.nbytes :].hex() != offered.token:
             os.close(descriptor)
             return None
         return cls(descriptor, memory, like, own)
@@ -129,14 +131,14 @@ class KeptVector:
         os.close(self._descriptor)
 
 
-def share_vector(member: int, introductions: Sequence[str], like: Tensor, tell_all: Round) -> Tensor:
+def share_vector(member: int, introductions: Sequence[str], like: Tensor, exchange_texts: Round) -> Tensor:
     """Set up the memory of a vector; all members call it.
 
     Args:
         member: index of this member.
         introductions: introductions of all members, as JSON.
         like: tensor with the size and dtype; on the CPU.
-        tell_all: a round of words.
+        exchange_texts: a round of words.
 
     Returns:
         Zeros, as many as `like` has.
@@ -150,10 +152,10 @@ def share_vector(member: int, introductions: Sequence[str], like: Tensor, tell_a
         raise NoSharedMemory(f"they are on {hosts} hosts, or hidden from each other")
     kept, reason = _offered(like, known[0]) if member == 0 else (None, "")
     try:
-        offer = tell_all("vector", "" if kept is None else kept.offer)[0]
+        offer = exchange_texts("vector", "" if kept is None else kept.offer)[0]
         if kept is None and offer:
             kept, reason = _accepted(offer, like, known[member])
-        reasons = tell_all("mapped vector", reason)
+        reasons = exchange_texts("mapped vector", reason)
     finally:
         if kept is not None:
             kept.close()
@@ -262,8 +264,8 @@ class KeptVectors:
             while (word := self._word(name, other)) is None and not self._losses(other):
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _INTERVAL_S)
-            if word is not None and _REFUSAL in (told := json.loads(word)):
-                raise NoSharedMemory(told[_REFUSAL])
+            if word is not None and _REFUSAL in (answer := json.loads(word)):
+                raise NoSharedMemory(answer[_REFUSAL])
 
     def _word(self, name: str, member: int) -> str | None:
         store, key = self._rendezvous.store, _key(name, member)

@@ -125,23 +125,23 @@ class Collusion:
         if source in self._there and parcel.message.kind is Kind.LEAVE:
             self._there.discard(source)
             for other in list(self._waiting):
-                self._let_go_if_all(other)
+                self._release_if_all(other)
         if not self._concerns(passage, self._run.time.now()):
             return
         passage.held = True
         self._waiting[server][source] = passage
         self._run.time.at(self._run.time.now() + PATIENCE_S, partial(self._lose_patience, server, passage))
-        self._let_go_if_all(server)
+        self._release_if_all(server)
 
     def _lose_patience(self, server: int, passage: Passage) -> None:
         if passage in self._waiting[server].values():
-            self._let_go(server)
+            self._release(server)
 
-    def _let_go_if_all(self, server: int) -> None:
+    def _release_if_all(self, server: int) -> None:
         if self._there.intersection(self._run.living(sorted(self._there))) <= self._waiting[server].keys():
-            self._let_go(server)
+            self._release(server)
 
-    def _let_go(self, server: int) -> None:
+    def _release(self, server: int) -> None:
         waiting = [passage for _, passage in sorted(self._waiting.pop(server, {}).items())]
         seen = [passage.parcel.message.tensor for passage in waiting]
         gradients = [gradient for gradient in seen if gradient is not None]
@@ -150,4 +150,4 @@ class Collusion:
         agreed = self._attack.agree(gradients)
         for passage in waiting:
             passage.parcel.message = passage.parcel.message._replace(tensor=agreed.clone())
-            self._run.links.let_go(passage)
+            self._run.links.start(passage)

@@ -1,7 +1,7 @@
 """Cut: links carry nothing for a time, and then all that they held.
 
 TCP repeats what is not acknowledged, so a cut that ends loses nothing; one that lasts too long breaks the connection,
-and both ends hear that the other is gone. Acknowledgements go the other way, so a cut of one way stops both.
+and both ends are notified of the other's loss. Acknowledgements go the other way, so a cut of one way stops both.
 """
 
 from __future__ import annotations

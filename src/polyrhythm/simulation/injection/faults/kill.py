@@ -19,10 +19,10 @@ class Kill(Fault):
 
     Attributes:
         rank: number of the rank, or `any`: a random living worker other than the coordinator, each time.
-        host: instead of `rank`: all ranks of a host.
+        host: index of a host, to kill all of its ranks; instead of `rank`.
         at_s: time in virtual seconds.
-        after_step: instead of `at_s`: number of this worker's steps, including those of its replacements.
-        every_s: instead of `at_s`: mean of exponentially distributed times between repeated deaths.
+        after_step: number of the worker's steps before its death, with those of its replacements; instead of `at_s`.
+        every_s: mean seconds between repeated deaths, exponentially distributed; instead of `at_s`.
         restart_after_s: seconds until a replacement starts; default: none starts.
     """
 
@@ -57,7 +57,7 @@ class Kill(Fault):
         """Return whether this may kill a rank; `any` is not taken to mean one in particular."""
         return self.rank == rank or (self.host is not None and ground.host_of[rank] == self.host)
 
-    def gives_back(self, rank: int, ground: FaultTarget) -> bool:
+    def returns_rank(self, rank: int, ground: FaultTarget) -> bool:
         return not self.kills(rank, ground) or self.restart_after_s is not None
 
     def holds_up_s(self, step_s: float) -> float:

@@ -9,7 +9,7 @@ would have had at the end of the round:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -19,18 +19,11 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
-from polyrhythm.strategies.averaging.rounds.rounds_worker import KEPT
+from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.state import (
-    Held,
-    Resharding,
-    State,
-    StateField,
-    below,
-    mean_of_optimizers,
-    without,
-)
+from polyrhythm.strategies.resharding import Held, Resharding
+from polyrhythm.strategies.state import State, without
 from polyrhythm.strategies.strategy import GroupOutput, Strategy, Traits
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -80,17 +73,6 @@ class Averaging(Strategy):
         return of_rounds(after)
 
 
-def _kept_by_others(name: str, states: Sequence[State], weights: Sequence[float]) -> State:
-    """Return the compression errors of all workers, merged and divided equally among them."""
-    if KEPT not in states[0][1]:
-        return {}, {}
-    from polyrhythm.strategies.compressed_mean import merged_over  # no other run pays for it
-
-    told = [(below(KEPT, tensors), facts[KEPT]) for tensors, facts in states]
-    kept, _ = merged_over(told, len(states))
-    return {KEPT + name: value for name, value in kept.items()}, {}
-
-
 class CompressedAveraging(Averaging, Compressible):
     """Base of averaging strategies with optional compression of each worker's change in a round.
 
@@ -125,9 +107,9 @@ class CompressedAveraging(Averaging, Compressible):
         return lambda group, flat: CompressedModelMean(group, flat, collective, made)
 
 
-_OPTIMIZER, _OUTER = "optimizer.", "outer."
-_NEVER = -1
+_OUTER = "outer."
 _OUTER_TEXT = ", in the same round, with the state of the outer rule"
+_CORRECTION_TEXT = ", in the same round, with corrections of gradients that start at 0"
 
 
 def of_rounds(after: int) -> Resharding:
@@ -136,21 +118,16 @@ def of_rounds(after: int) -> Resharding:
     Args:
         after: new number of workers.
     """
-    fields = (
-        StateField("vector", "mean", "run"),
-        StateField(KEPT + "*", _kept_by_others, "run"),
-        StateField("optimizer", mean_of_optimizers, "run"),
-        StateField("optimizer.*", "reset", "run"),
-        StateField("weight", "reset", "run", lambda start: 1.0),
-        StateField("updated", "reset", "run", lambda start: _NEVER),
-        StateField("worker", "reset", "worker", lambda start: start.index),
-        StateField("*", "keep", "run"),
-    )
+
+    def remark(held: Held) -> str:
+        facts = held.workers[0][1]
+        return _OUTER_TEXT if _OUTER in facts else _CORRECTION_TEXT if "correction." in facts else ""
+
     return Resharding(
         after=after,
         text="all continue from the mean of {states} models and of their optimizers' momenta",
-        remark=lambda held: _OUTER_TEXT if _OUTER in held.workers[0][1] else "",
-        workers=fields,
+        remark=remark,
+        workers=RoundsWorker.fields,
         weight="weight",
         parameters="vector",
     )
@@ -175,8 +152,8 @@ def over_base(base: Resharding) -> Resharding:
         outer = {name: value for name, value in tensors.items() if name.startswith(_OUTER)}
         noted = {name: facts[name] for name in ("outer", "apart", "rate")}
         return {
-            worker: (own | outer, noted | {"base": told})
-            for worker, (own, told) in base.worker_states(bare(held), step).items()
+            worker: (own | outer, noted | {"base": stated})
+            for worker, (own, stated) in base.worker_states(bare(held), step).items()
         }
 
     return replace(base, workers=workers, remark=lambda held: base.remark(bare(held)) + _OUTER_TEXT)

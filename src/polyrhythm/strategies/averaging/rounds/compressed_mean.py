@@ -15,7 +15,7 @@ from polyrhythm.communication.log import Result
 from polyrhythm.compression.compressor import Compressor
 from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
 from polyrhythm.strategies.compressed_mean import CompressedMean
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.state import Part, StateField
 from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 
@@ -29,6 +29,8 @@ class CompressedModelMean(ModelMean):
         collective: all-reduce algorithm for uncompressed numbers.
         compressor: compressor of the changes.
     """
+
+    fields = (StateField("", Part, at="_movement"),)
 
     def __init__(
         self, group: Communicator, flat: FlatParameters, collective: Collective, compressor: Compressor
@@ -57,9 +59,3 @@ class CompressedModelMean(ModelMean):
 
     def commit(self) -> None:
         self._movement.commit()
-
-    def state(self) -> State:
-        return self._movement.state()
-
-    def load_state(self, state: State) -> None:
-        self._movement.load_state(state)

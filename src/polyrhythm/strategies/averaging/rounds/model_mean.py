@@ -6,7 +6,7 @@ mean of the states, or all reset them (`AtAverage`).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,14 +15,14 @@ from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.log import Result
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.state import Part, StateField, Stateful
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
-class ModelMean:
-    """Computes the weighted mean of the members' flat vectors.
+class ModelMean(Stateful):
+    """Computes the weighted mean of the members' flat vectors. Its state is what it keeps between rounds.
 
     A mean is computed in separate memory, so a failed one changes no model, and the remaining members can repeat it.
     The tail of the vector carries the weight and the stop request, so all members receive a stop request at the same
@@ -58,7 +58,7 @@ class ModelMean:
             stop: whether this member has received a stop request.
             weight: weight of this member's model; 0 if it is a copy of another member's.
         """
-        whole, size = self._flat.vector_and_tail.clone(), self._flat.size
+        whole, size = self._contribution(), self._flat.size
         vector, tail = whole[:size], whole[size:]
         if self.size == 1:
             return Result(vector, weight, stop)
@@ -69,26 +69,23 @@ class ModelMean:
         total, stops = tail.tolist()
         return Result(vector.div_(total) if total > 0 else None, total, stops > 0)
 
+    def _contribution(self) -> Tensor:
+        """Return a new vector with what this member adds to the mean, and with its tail."""
+        return self._flat.vector_and_tail.clone()
+
     def at_end(self, beginning: Tensor | None, step: int, stop: bool, weight: float) -> Result:
         """Return the mean at the end of a round; its vector is None if all weights are 0, or no model is finite.
 
         Args:
             beginning: starting point of the round, `(size,)`, the same on all; None: not kept.
             step: last step of the round.
-            stop: as for `take`.
-            weight: as for `take`.
+            stop: whether to send a stop request; see `take`.
+            weight: weight of this worker's model; see `take`.
         """
         return self.take(stop, weight)
 
     def commit(self) -> None:
         """Treat the last mean as complete: it was so on other members, although it failed on this one."""
-
-    def state(self) -> State:
-        """Return the state kept between rounds (compression errors)."""
-        return {}, {}
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
 
     def average(self, tensor: Tensor, weight: float, total: float) -> None:
         """Overwrite a tensor of the same shape on all members with its weighted mean.
@@ -110,7 +107,7 @@ AtAverage = Literal["keep", "average", "reset"]
 or all reset it. Counters (Adam's step) are kept except by `reset`."""
 
 
-class LocalOptimizer:
+class LocalOptimizer(Stateful):
     """The user's optimizer on one worker's vector.
 
     Args:
@@ -121,6 +118,8 @@ class LocalOptimizer:
     Attributes:
         is_own: whether it is the user's own optimizer object.
     """
+
+    fields = (StateField("", Part, at="_optimizer"),)
 
     def __init__(self, plan: OptimizerPlan, flat: FlatParameters, at_average: AtAverage) -> None:
         self._plan = plan
@@ -169,14 +168,6 @@ class LocalOptimizer:
                 parts.values(), mean_state.split([part.numel() for part in parts.values()]), strict=True
             ):
                 part.copy_(value.view(part.shape))
-
-    def state(self) -> State:
-        """Return everything that a resumed optimizer needs."""
-        return self._optimizer.state()
-
-    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
-        self._optimizer.load_state(tensors, facts)
 
     def _parts(self) -> dict[str, Tensor]:
         """Return the tensors of the state that can be averaged, as views of the state.

@@ -4,9 +4,9 @@
     worker 1   step step step step ┃ mean, outer rule ┃ step step …
                                    └ all synchronize, and receive stop requests
 
-`Rounds` configures them: a preconditioner changes a worker's gradients before its optimizer uses them, and an outer
-rule computes the starting point of the next round from the mean of all models. A run that ends in the middle of a round
-ends that round too.
+`Rounds` configures them: a preconditioner or a correction changes a worker's gradients before its optimizer uses them,
+and an outer rule computes the starting point of the next round from the mean of all models. A run that ends in the
+middle of a round ends that round too.
 
 A mean is an entry of the log (see `communication.log`); failed workers do not contribute to it. A joining worker starts
 with a copy of another worker's model, which counts only once in the next mean.
@@ -14,9 +14,9 @@ with a copy of another worker's model, which counts only once in the next mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,23 +26,24 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.exchanger import Exchanger
 from polyrhythm.communication.log import MODELS, Result
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, LocalOptimizer, ModelMean
-from polyrhythm.strategies.state import State, below, prefixed
-from polyrhythm.strategies.worker_part import (
-    Follows,
-    HoldsModel,
-    Logged,
-    Presents,
-    Step,
-    TakesLocalSteps,
-    WorkerPart,
-    WorkerSetting,
-    Writes,
+from polyrhythm.strategies.state import (
+    MEAN,
+    OF_FIRST,
+    Conversion,
+    Part,
+    State,
+    StateField,
+    Stateful,
+    below,
+    prefixed,
+    reset,
 )
+from polyrhythm.strategies.worker_part import Logged, OptimizerSource, Step, WorkerSetting, Writes
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.natural_gradient import Fisher, natural_gradient
 
 
-class Outer(Protocol):
+class Outer(Stateful):
     """Rule that computes the start of the next round from the start of a round and the mean of all models at its end.
 
     Every worker applies it to the same numbers, so all get the same bits without another message.
@@ -50,6 +51,7 @@ class Outer(Protocol):
 
     def start(self, vector: Tensor) -> None:
         """Start training at `vector`, `(size,)`; it is copied."""
+        raise NotImplementedError
 
     def step(self, vector: Tensor, learning_rate: float) -> None:
         """Replace the mean of all models by the starting point of the next round, in place.
@@ -58,31 +60,57 @@ class Outer(Protocol):
             vector: mean of all models, `(size,)`; on return, the starting point of the next round.
             learning_rate: learning rate of the round's last step.
         """
+        raise NotImplementedError
 
     def model(self) -> Tensor | None:
         """Return the run's model between two rounds, `(size,)`; None: the start of the next round is the model."""
-
-    def state(self) -> State:
-        """Return the state of the rule, for a checkpoint."""
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned; `start` is then not called."""
+        return None
 
 
-class Preconditioner(Protocol):
+class Preconditioner(Stateful):
     """Rule with a state that changes gradients in place."""
 
     def apply(self) -> None:
         """Change the flat gradients in place."""
-
-    def state(self) -> State:
-        """Return the state of the rule, for a checkpoint."""
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
+        raise NotImplementedError
 
 
-class NaturalGradients:
+class Correction(Stateful):
+    """Rule that adds a term to gradients, which each worker computes from its own rounds and the workers' means.
+
+    Its state is each worker's own: a joining worker, and all after a resume with another number of workers, start as
+    at a run's start.
+
+    Attributes:
+        averages: whether all workers average a further vector with their models (`to_average`).
+    """
+
+    averages: ClassVar[bool] = False
+
+    def apply(self, beginning: Tensor) -> None:
+        """Add the term to the flat gradients, in place.
+
+        Args:
+            beginning: starting point of the round, `(size,)`.
+        """
+        raise NotImplementedError
+
+    def to_average(self) -> Tensor:
+        """Return a new vector that all workers average at the end of a round, `(size,)`."""
+        raise NotImplementedError
+
+    def end_round(self, mean: Tensor, average: Tensor | None, *, counts: bool) -> None:
+        """End a round; the flat vector still holds this worker's own model.
+
+        Args:
+            mean: mean of the models, `(size,)`.
+            average: mean of what `to_average` has returned, `(size,)`; None: nothing.
+            counts: whether this worker's model is part of the mean, and no copy of another worker's.
+        """
+        raise NotImplementedError
+
+
+class NaturalGradients(Preconditioner):
     """Replaces every layer's gradient by its natural gradient, except those of biases and other vectors.
 
     Args:
@@ -96,7 +124,6 @@ class NaturalGradients:
         self._layers: dict[str, dict[str, Any]] = {view.name: {} for view in flat.views}
 
     def apply(self) -> None:
-        """Change the flat gradients in place."""
         for view in self._flat.views:
             shape = view.parameter.shape
             rows = shape[0] if len(shape) > 1 else 0
@@ -141,6 +168,7 @@ class Rounds:
         collective: algorithm that sums the models.
         optimizer_state: treatment of the local optimizer state at a mean of all models.
         preconditioner: preconditioner of the gradients, applied before the local optimizer; None: none.
+        correction: term added to the gradients, before the local optimizer; None: none.
         outer: rule applied to the mean; None: the mean is the new model.
         group: number of workers in a group that averages more frequently; 1: no groups.
         group_steps: number of steps between two means inside a group.
@@ -152,6 +180,7 @@ class Rounds:
     first: int = 0
     optimizer_state: AtAverage = "keep"
     preconditioner: Preconditioner | None = None
+    correction: Correction | None = None
     outer: Outer | None = None
     group: int = 1
     group_steps: int = 0
@@ -171,19 +200,49 @@ class Rounds:
         return step if step < self.first else step - inside
 
 
-_OPTIMIZER, _OUTER, _PRECONDITIONER = "optimizer.", "outer.", "preconditioner."
-KEPT = "kept."
-"""Prefix of the state that a mean keeps between rounds."""
+_KEPT = "kept."
 _NEVER = -1
 
 
-class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
+def _merged_errors(name: str, states: Sequence[State], weights: Sequence[float]) -> State:
+    """Return the compression errors of all workers, merged and divided equally among them."""
+    if not states[0][1].get(name):
+        return {}, {}
+    from polyrhythm.strategies.compressed_mean import merged_over  # no other run pays for it
+
+    stated = [(below(name, tensors), facts[name]) for tensors, facts in states]
+    return prefixed(name, merged_over(stated, len(states))[0]), {}
+
+
+def _restarted(name: str, states: Sequence[State], weights: Sequence[float]) -> State:
+    """Return nothing: the state of a correction belongs to the images of a worker, and all have others."""
+    return {}, {}
+
+
+class RoundsWorker(Logged):
     """Takes local steps; at the end of a round all models are replaced by their mean.
 
     Args:
         setting: setting of the worker.
         rounds: configuration of the rounds.
     """
+
+    fields = (
+        StateField("vector", Tensor, MEAN, at="_flat.vector"),
+        StateField("optimizer", Part, MEAN),
+        StateField("outer.", Part, at="_rounds.outer"),
+        StateField("preconditioner.", Part, OF_FIRST, at="_rounds.preconditioner"),
+        StateField("correction.", Part, Conversion(_restarted, "worker"), at="_rounds.correction"),
+        StateField("beginning", Tensor, absent=None),
+        StateField("apart", bool),
+        StateField("rate", float),
+        StateField("updated", int, reset(_NEVER)),
+        StateField("weight", float, reset(1.0)),
+        StateField("shares", float, absent=0.0),
+        StateField("steps", int, absent=0),
+        StateField("worker", int, reset(lambda start: start.index, "worker"), loads=False),
+        StateField(_KEPT, Part, Conversion(_merged_errors, "worker"), at="exchanger.sums"),
+    )
 
     def __init__(self, setting: WorkerSetting, rounds: Rounds) -> None:
         super().__init__()
@@ -201,23 +260,20 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
             self._of_group = ModelMean(self._near(setting.workers), setting.flat, rounds.collective)
         self._optimizer = LocalOptimizer(setting.plan, setting.flat, rounds.optimizer_state)
         self.writes = Writes.KEPT
-        self.follows = Follows.OBJECT if self._optimizer.is_own else Follows.NOTHING
+        self.follows = OptimizerSource.OBJECT if self._optimizer.is_own else OptimizerSource.NOTHING
         self._apart = False
         self._weight = 1.0
         self._shares, self._steps = 0.0, 0
         self._beginning: Tensor | None = None
         self._updated = _NEVER
         self._stop_requested = False
-        self._heard = False
+        self._received = False
         self._rate = 0.0
-        self._resumed: Tensor | None = None
+        self._resumed = False
 
     def start(self, step: int) -> int:
         self.exchanger.since = self._rounds.began(step)
-        if self._resumed is not None:
-            self._flat.vector.copy_(self._resumed)
-            self._resumed = None
-        else:
+        if not self._resumed:
             if self._worker == 0:  # before any exchange can fail
                 self._start_outer()
             self._workers.broadcast(self._flat.vector)
@@ -229,13 +285,12 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
     def begin_at(self, step: int) -> None:
         """Start at a step with the flat vector as it is, the same on all workers."""
         self.exchanger.since = self._rounds.began(step)
-        self._resumed = None
         self._start_outer()
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         if self._updated != step.number:  # else this worker joined at the mean after the step
-            self._go_apart()
-            self.update(step.weight, learning_rate, step.share)
+            self._copy_start()
+            self.train(step.weight, learning_rate, step.share)
             self._updated = step.number
         self._rate = learning_rate
         self._stop_requested |= step.stop
@@ -244,9 +299,9 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
             self.exchanger.since = step.number + 1
         elif self._of_group is not None and self._rounds.group_ends(step.number):
             self._meet_group()
-        return self._heard or (self._stop_requested and self.exchanger.workers.size == 1)
+        return self._received or (self._stop_requested and self.exchanger.workers.size == 1)
 
-    def update(self, weight: float, learning_rate: float, share: float = 1.0) -> None:
+    def train(self, weight: float, learning_rate: float, share: float = 1.0) -> None:
         """Update with the flat gradients, unless their weight is 0 (an empty batch).
 
         Args:
@@ -259,17 +314,20 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         if weight > 0:
             if self._rounds.preconditioner is not None:
                 self._rounds.preconditioner.apply()
+            if self._rounds.correction is not None:
+                assert self._beginning is not None, "copied before the first step of a round"
+                self._rounds.correction.apply(self._beginning)
             self._optimizer.step(learning_rate)
             self.staleness[0] += 1
 
     def local_step(self, step: Step, learning_rate: float) -> None:
         if self._updated != step.number:
-            self._go_apart()
-            self.update(1.0, learning_rate)
+            self._copy_start()
+            self.train(1.0, learning_rate)
 
-    def hear(self, stop: bool) -> None:
+    def record_stop(self, stop: bool) -> None:
         """Record whether all workers stop after a step outside rounds."""
-        self._heard |= stop
+        self._received |= stop
 
     def present(self) -> Tensor | None:
         """Return the mean of all current models; stop requests are sent with it."""
@@ -291,55 +349,38 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
 
         Inside a round, all workers stop one step later.
         """
-        return self._heard and not self._apart
+        return self._received and not self._apart
 
     def to_enter_with(self) -> State:
-        tensors, facts = self.state()
-        own = {
-            name: value for name, value in tensors.items() if name != "vector" and not name.startswith(KEPT)
-        }
-        return own, facts | {"heard": self._heard}
+        tensors, facts = super().to_enter_with()
+        return tensors, facts | {"heard": self._received, "worker": self._worker}
 
     def enter(self, state: State, step: int) -> None:
         """Start with another worker's model, without its compression errors."""
-        facts = state[1]
-        self.load_state(({**state[0], "vector": self._flat.vector}, facts))
-        self._resumed, self._heard = None, facts["heard"]
+        self._make_room()
+        super().enter(state, step)
+        self._weigh(state)
+        self._received = state[1]["heard"]
 
-    def come_in(self, joins: int) -> None:
+    def take_part(self, joins: int) -> None:
         if joins == MODELS:
             self.present()
 
-    def state(self) -> State:
-        tensors, facts = self._optimizer.state()
-        named = {"vector": self._flat.vector} | prefixed(_OPTIMIZER, tensors)
-        noted: dict[str, Any] = {"apart": self._apart, "rate": self._rate, "optimizer": facts}
-        noted |= {"worker": self._worker, "weight": self._weight, "updated": self._updated}
-        noted |= {"shares": self._shares, "steps": self._steps}
-        if self._apart and self._beginning is not None:
-            named["beginning"] = self._beginning
-        for prefix, rule in self._rules():
-            tensors, noted[prefix] = rule.state()
-            named |= prefixed(prefix, tensors)
-        kept, told = self.exchanger.sums.state()
-        if told:
-            named |= prefixed(KEPT, kept)
-            noted[KEPT] = told
-        return named, noted
-
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned; a state from another worker has weight 0 in the current round."""
-        tensors, facts = state
-        self._resumed = tensors["vector"]
-        self._apart, self._rate, self._updated = facts["apart"], facts["rate"], facts["updated"]
-        self._weight = facts["weight"] if facts["worker"] == self._worker or not self._apart else 0.0
-        # Older checkpoints lack these: their models have equal weights.
-        self._shares, self._steps = facts.get("shares", 0.0), facts.get("steps", 0)
-        self._beginning = tensors["beginning"].clone() if "beginning" in tensors else None
-        self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
-        for prefix, rule in self._rules():
-            rule.load_state((below(prefix, tensors), facts[prefix]))
-        self.exchanger.sums.load_state((below(KEPT, tensors), {}))
+        self._make_room()
+        super().load_state(state)
+        self._weigh(state)
+        self._resumed = True
+
+    def _make_room(self) -> None:
+        """Allocate what a state overwrites."""
+        self._start_outer()
+        self._beginning = torch.empty_like(self._flat.vector)
+
+    def _weigh(self, state: State) -> None:
+        """Set the weight in the current round to 0 if the state is another worker's: that model counts already."""
+        if self._apart and state[1]["worker"] != self._worker:
+            self._weight = 0.0
 
     def model_in(self, state: State) -> Tensor | None:
         tensors, facts = state
@@ -348,10 +389,6 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
     def _start_outer(self) -> None:
         if self._rounds.outer is not None:
             self._rounds.outer.start(self._flat.vector)
-
-    def _rules(self) -> list[tuple[str, Outer | Preconditioner]]:
-        rules = (_OUTER, self._rounds.outer), (_PRECONDITIONER, self._rounds.preconditioner)
-        return [(prefix, rule) for prefix, rule in rules if rule is not None]
 
     def _met(self, workers: Communicator) -> None:
         """Rebuild the mean of the group from its present workers, and measure the links."""
@@ -368,11 +405,11 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         near = [place for place, member in enumerate(members) if member // self.group == number]
         return workers.subgroup(f"averaging group {number}", near)
 
-    def _go_apart(self) -> None:
+    def _copy_start(self) -> None:
         """Copy the starting point of a round where changes are averaged."""
         if not self._apart:
             self._shares, self._steps = 0.0, 0
-            if self._rounds.mean is not None and self._workers.size > 1:
+            if self._rounds.correction is not None or (self._rounds.mean and self._workers.size > 1):
                 self._beginning = self._flat.vector.clone()
         self._apart = True
 
@@ -384,12 +421,12 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
     def _mean(
         self, take: Callable[[ModelMean, float], Result], *, aside: int = 0, state: bool = False
     ) -> Tensor:
-        """Return the mean of all models, followed by the mean of their optimizer states where these are averaged.
+        """Return the mean of all models, followed by the means that the correction and the optimizer need.
 
         Args:
             take: function that computes the mean, given the weight of this worker's model.
             aside: see `Entry`.
-            state: whether optimizer states may be averaged.
+            state: whether the further means are part of it.
         """
 
         def run(mean: ModelMean, number: int) -> Result:
@@ -400,22 +437,44 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
                 vector, total, stop = take(mean, weight)
             if vector is None:  # no model is finite; NaN makes that visible
                 vector = torch.full_like(self._flat.vector, float("nan"))
-            averaged = self._optimizer.mean_state(mean, weight, total) if state else None
-            return Result(vector if averaged is None else torch.cat([vector, averaged]), total, stop)
+            if state:
+                means = (
+                    self._mean_correction(mean, weight, total),
+                    self._optimizer.mean_state(mean, weight, total),
+                )
+                more = [each for each in means if each is not None]
+                vector = torch.cat([vector, *more]) if more else vector
+            return Result(vector, total, stop)
 
         result = self.exchanger.exchange(run, aside=aside)
-        self._heard |= result.stop
+        self._received |= result.stop
         assert result.vector is not None, "some model has a weight"
         return result.vector
+
+    def _mean_correction(self, mean: ModelMean, weight: float, total: float) -> Tensor | None:
+        """Return the mean of the vectors that the correction averages; None where it averages none."""
+        correction = self._rounds.correction
+        if correction is None or not correction.averages:
+            return None
+        vector = correction.to_average()
+        if total > 0:
+            mean.average(vector, weight, total)
+        return vector
 
     def _end_round(self) -> None:
         beginning, updated, stop = self._beginning, self._updated, self._stop_requested
         found = self._mean(lambda mean, weight: mean.at_end(beginning, updated, stop, weight), state=True)
         size = self._flat.size
-        self._flat.vector.copy_(found[:size])
+        model, found = found[:size], found[size:]
+        if self._rounds.correction is not None:
+            average = None
+            if self._rounds.correction.averages:
+                average, found = found[:size], found[size:]
+            self._rounds.correction.end_round(model, average, counts=self._weight > 0)
+        self._flat.vector.copy_(model)
         if self._rounds.outer is not None:
             self._rounds.outer.step(self._flat.vector, self._rate)
-        self._optimizer.models_averaged(found[size:] if len(found) > size else None)
+        self._optimizer.models_averaged(found if len(found) else None)
         self._apart, self._weight, self._beginning = False, 1.0, None
 
     def _meet_group(self) -> None:

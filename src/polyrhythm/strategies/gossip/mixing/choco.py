@@ -27,6 +27,7 @@ from torch import Tensor
 from polyrhythm.compression.compressor import Compressor, Memory, Place
 from polyrhythm.compression.layout import Layout
 from polyrhythm.errors import RequestError
+from polyrhythm.strategies.state import State, check_shape
 from polyrhythm.training.flat_parameters import FlatParameters, is_finite
 
 _SIDE, _SCALES, _POWER = 64, (1.0, 1e-4), 1.3
@@ -100,19 +101,19 @@ class Copies:
         self._pending = factors
         return payload
 
-    def mix(self, vector: Tensor, heard: Iterable[tuple[int, Tensor, float]]) -> None:
+    def mix(self, vector: Tensor, received: Iterable[tuple[int, Tensor, float]]) -> None:
         """Update the copies with the received differences, and move the vector toward the neighbors' copies, in place.
 
         Args:
             vector: parameters of this worker, `(size,)`.
-            heard: sender, payload, and weight W_ij of each message.
+            received: sender, payload, and weight W_ij of each message.
         """
         assert self._moved is not None, "its own payload was sent before others are mixed in"
         self._own = self._own + self._moved
         self._factors = self._pending if is_finite(self._moved) else self._factors
         self._moved = None
         way = torch.zeros_like(self._own)
-        for source, payload, share in heard:
+        for source, payload, share in received:
             before = self._of.get(source, self._common)
             if payload.numel() == _NOT_FINITE:
                 self._of[source] = torch.full_like(before, float("nan"))
@@ -122,15 +123,19 @@ class Copies:
             way.add_(self._of[source] - self._own, alpha=share)
         vector.add_(way.to(vector.device), alpha=self._gamma)
 
-    def state(self) -> Memory:
+    def state(self) -> State:
         """Return the copies by owner, and the warm-start factors of the compressor."""
         of = {str(source): copy for source, copy in self._of.items()} or {_COMMON: self._common}
-        return {_OWN: self._own} | of | self._factors
+        return {_OWN: self._own} | of | self._factors, {}
 
-    def load_state(self, tensors: Memory) -> None:
+    def load_state(self, state: State) -> None:
         """Restore what `state` returned; an empty state leaves the copies unchanged."""
+        tensors = state[0]
         if not tensors:
             return
+        for name, value in tensors.items():
+            if not name.startswith("factor."):
+                check_shape(name, value, self._own)
         self._own = tensors[_OWN].cpu().clone()
         if _COMMON in tensors:
             self._common = tensors[_COMMON].cpu().clone()

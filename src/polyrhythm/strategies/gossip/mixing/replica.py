@@ -7,42 +7,24 @@ their optimizers' momenta.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.strategies.state import (
-    Held,
-    Merge,
-    MergeFunction,
-    Resharding,
-    State,
-    StateField,
-    below,
-    lockstep,
-    mean_of_optimizers,
-    own_steps,
-    prefixed,
-    without,
-)
-from polyrhythm.training.flat_optimizer import FlatOptimizer
-from polyrhythm.training.optimizer_plan import OwnOptimizer
+from polyrhythm.strategies.resharding import Held, Resharding, by_fields, lockstep, own_steps
+from polyrhythm.strategies.state import State, StateField, below
 from polyrhythm.training.optimizer_state import weighted_mean
 
-_OPTIMIZER, _ARRIVED = "optimizer.", "arrived."
+_ARRIVED = "arrived."
 
 
-def of_replicas(
-    after: int, name: str, merge: Merge | MergeFunction = "mean", *more: StateField, together: bool
-) -> Resharding:
-    """Return the resharding of states made by `packed`.
+def of_replicas(after: int, fields: tuple[StateField, ...], *, together: bool) -> Resharding:
+    """Return the resharding of replicas.
 
     Args:
         after: new number of workers.
-        name: name of a worker's parameters in its state.
-        merge: function that computes the common starting point.
-        more: other fields.
+        fields: fields of a worker's state; the first is its parameters.
         together: whether all have done the same number of steps.
     """
 
@@ -50,19 +32,7 @@ def of_replicas(
         missing = 0 if together else len(held.steps) - len(held.workers)
         return f"; {missing} sent none, and are assumed to be at the step of worker 0" if missing else ""
 
-    fields = (
-        StateField(name, merge, "run"),
-        StateField("optimizer", mean_of_optimizers, "run"),
-        *more,
-    )
-    return Resharding(
-        after=after,
-        text="all restart from the mean of {states} models and of their optimizers' momenta",
-        remark=remark,
-        workers=fields,
-        count=lockstep if together else own_steps,
-        parameters=name,
-    )
+    return replace(by_fields(fields, after), remark=remark, count=lockstep if together else own_steps)
 
 
 def mean_by_mass(name: str, states: Sequence[State], weights: Sequence[float]) -> State:
@@ -89,20 +59,3 @@ def mean_of_all(workers: Communicator, vector: Tensor) -> Tensor:
     total = vector.clone()
     workers.all_reduce(total)
     return total.div_(workers.size)
-
-
-def packed(
-    tensors: dict[str, Tensor], facts: dict[str, Any], optimizer: FlatOptimizer | OwnOptimizer
-) -> State:
-    """Return a state of named tensors, facts and an optimizer's state."""
-    of_optimizer, optimizer_facts = optimizer.state()
-    named = prefixed(_OPTIMIZER, of_optimizer)
-    return tensors | named, {**facts, "optimizer": optimizer_facts}
-
-
-def unpacked(state: State, optimizer: FlatOptimizer | OwnOptimizer) -> State:
-    """Restore an optimizer from what `packed` returned, and return the rest."""
-    tensors, facts = state
-    optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
-    rest = without(_OPTIMIZER, tensors)
-    return rest, {name: value for name, value in facts.items() if name != "optimizer"}

@@ -4,13 +4,13 @@ A turn is the mixing of one step:
 
     worker 0   turn 3, turn 4 ┃                              ┃ turn 6 …
     worker 1   turn 3, turn 4, turn 5 ┃ all at one point     ┃ turn 6 …
-    worker 2   turn 3, failed         ┃ (`Reunion`)          ┃
+    worker 2   turn 3, failed         ┃ (`GroupView`)          ┃
     worker 3   turn 3 ┃                 steps 4, 5 unmixed ──▶ turn 6 …
 
 A turn does not synchronize all workers, so after a failure the remaining ones are at different steps. They restart from
 the mean of their states, weighted by mass, with a mass of 1 each. A worker that is behind takes its missing steps
 without mixing, so no step is skipped; then all mix by the matrices of the topology for the new number of workers
-(`made_anew`). The mean includes the gradient of the interrupted step, which is not applied again. A replacement does
+(`made_again`). The mean includes the gradient of the interrupted step, which is not applied again. A replacement does
 not contribute to the mean, but starts from it; it contributes only if all others fail before the mean is computed.
 
 The move to the common point is atomic:
@@ -55,11 +55,7 @@ from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Remarks, Strategy, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Shares, Topology
-from polyrhythm.strategies.worker_part import (
-    CommonStart,
-    Step,
-    WorkerSetting,
-)
+from polyrhythm.strategies.worker_part import CommonStart, Step, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
@@ -111,7 +107,7 @@ class TurnsWorker(CommonStart):
         self._delay = delay
         self._turns = Turns(topology, setting.workers)
         self._ending = self._turns.ending(delay)
-        self._reunion = Reunion(self._begin_together)
+        self._reunion = GroupView(self._begin_together)
         self._brings = True
         self._missed: Callable[[Tensor], None] = lambda mean: None
         self._done = 0
@@ -159,12 +155,12 @@ class TurnsWorker(CommonStart):
             self._missed(entry.result.vector)
         workers = self.exchanger.workers
         own = Progress(self._done, self._presented, self._ending.last)
-        told = self._reunion.tell(workers, own, self._flat.vector)
+        stated = self._reunion.exchange(workers, own, self._flat.vector)
         self._reunion.meet(workers, *self.brought(), brings=self._brings)
-        self._mixes_from = max(worker.steps for worker in told)
-        self._presented_to_all = max(worker.presented for worker in told)
-        self._turns = Turns(made_anew(self._topology, self._check, workers.size), workers)
-        known = [worker.last for worker in told if worker.last is not None]
+        self._mixes_from = max(worker.steps for worker in stated)
+        self._presented_to_all = max(worker.presented for worker in stated)
+        self._turns = Turns(made_again(self._topology, self._check, workers.size), workers)
+        known = [worker.last for worker in stated if worker.last is not None]
         self._ending = self._turns.ending(self._delay, min(known, default=None))
 
     @property
@@ -172,16 +168,13 @@ class TurnsWorker(CommonStart):
         """Whether the last step is over; there is no mixing after it."""
         return self._ending.after(self._done - 1)
 
-    def to_enter_with(self) -> State:
-        return self.state()
-
     def enter(self, state: State, step: int) -> None:
         """Start with a copy of another worker's state, which does not contribute to the mean of the restart."""
-        self.load_state(state)
+        super().enter(state, step)
         self._done, self._brings = step, False
         self._presented = _NEVER if self.exchanger.joins == MODELS else step
 
-    def come_in(self, joins: int) -> None:
+    def take_part(self, joins: int) -> None:
         if joins == MODELS:
             self._mean(aside=MODELS)
 
@@ -252,7 +245,7 @@ class Turns:
         return Ending(lambda: self._topology.turns_to_all(self._size) + delay, last)
 
 
-def made_anew(topology: Topology, check: Callable[[int], None], peers: int) -> Topology:
+def made_again(topology: Topology, check: Callable[[int], None], peers: int) -> Topology:
     """Return the topology of the remaining workers: the same kind of graph, or a ring if they are too few for it.
 
     Args:
@@ -301,11 +294,11 @@ class Ending:
         """Process a stop request to this worker, received before its message of a step was sent."""
         self._agree(step + max(1, self._turns_to_all()) - 1)
 
-    def tell(self, message: Message) -> Message:
+    def mark(self, message: Message) -> Message:
         """Return a message with the last step, if it is known: `stop` set, the step as `version`."""
         return message if self.last is None else message._replace(stop=True, version=self.last)
 
-    def hear(self, message: Message) -> None:
+    def record(self, message: Message) -> None:
         """Record the last step from a neighbor's message."""
         if message.stop:
             self._agree(message.version)
@@ -332,7 +325,7 @@ class Progress(NamedTuple):
     last: int | None = None
 
 
-class Reunion:
+class GroupView:
     """Restart of all workers from a common point: one worker's side.
 
     Args:
@@ -345,7 +338,7 @@ class Reunion:
         self._number = 0
         self._taken = 0
 
-    def tell(self, workers: Communicator, own: Progress, like: Tensor) -> list[Progress]:
+    def exchange(self, workers: Communicator, own: Progress, like: Tensor) -> list[Progress]:
         """Exchange the progress of all workers, and move to the previous point if other workers have moved to it.
 
         Args:

@@ -75,11 +75,9 @@ def place_of(topology: Topology, workers: Sequence[int], index: int) -> Place:
         workers: ranks of the workers.
         index: index of the worker.
     """
-    colours = _colours(topology, len(workers))
-    near = [other for other in _around(topology, len(workers))[index] if colours[other] != colours[index]]
-    return Place(
-        workers[index], tuple(workers), tuple(workers[other] for other in near), bool(colours[index])
-    )
+    colors = _colors(topology, len(workers))
+    near = [other for other in _around(topology, len(workers))[index] if colors[other] != colors[index]]
+    return Place(workers[index], tuple(workers), tuple(workers[other] for other in near), bool(colors[index]))
 
 
 @cache
@@ -94,15 +92,15 @@ def _around(topology: Topology, peers: int) -> tuple[tuple[int, ...], ...]:
 
 
 @cache
-def _colours(topology: Topology, peers: int) -> tuple[int, ...]:
+def _colors(topology: Topology, peers: int) -> tuple[int, ...]:
     """Return 1 for active and 0 for passive workers."""
     around = _around(topology, peers)
     alternating = tuple(peer % 2 for peer in range(peers))
 
-    def of_the_other_colour(peer: int) -> list[int]:
+    def other_partition(peer: int) -> list[int]:
         return [other for other in around[peer] if alternating[other] != alternating[peer]]
 
-    if unreached(peers, of_the_other_colour) is None:
+    if unreached(peers, other_partition) is None:
         return alternating
     distance = {0: 0}
     waiting = [0]
@@ -158,7 +156,7 @@ class Keeper:
         ready: whether the parameters are initialized.
         optimizer: optimizer of the parameters.
         staleness: number of gradients per staleness: averages between the reading of the parameters and the update.
-        heard: latest known step of each partner.
+        latest: latest known step of each partner.
         absent: failed partners.
         stop: whether any worker has received a stop request.
         plan: optimizer plan of the current step, where a user's own loop has changed it; else None.
@@ -170,7 +168,7 @@ class Keeper:
         self.ready = False
         self.optimizer = setting.plan.build(self.values)
         self.staleness: Counter[int] = Counter()
-        self.heard: dict[int, int] = {}
+        self.latest: dict[int, int] = {}
         self.absent: set[int] = set()
         self.stop = False
         self.plan: OptimizerPlan | None = None
@@ -235,7 +233,7 @@ class Keeper:
         return [] if self._asked is None else [(self._asked, Message(Kind.VECTOR, self.values, step=step))]
 
     def _average(self, source: int, message: Message) -> list[Reply]:
-        self.heard[source] = message.step
+        self.latest[source] = message.step
         if not self.ready:
             return [(source, Averaged(self._step).message())]
         assert message.tensor is not None, "a request carries parameters"
@@ -245,7 +243,7 @@ class Keeper:
         return [(source, Averaged(self._step, half, self._averages).message())]
 
     def _averaged(self, source: int, answer: Averaged) -> list[Reply]:
-        self.heard[source] = answer.step
+        self.latest[source] = answer.step
         if self._asked == source:
             self._asked = None
         if answer.half is not None:

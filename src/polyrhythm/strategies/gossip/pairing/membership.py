@@ -108,17 +108,17 @@ class Introduction(NamedTuple):
 
     Attributes:
         standing: state of the worker.
-        heard: latest step of the failed worker 0 known to the worker.
+        latest: latest step of the failed worker 0 known to the worker.
         stop: whether the run has received a stop request.
     """
 
     standing: Standing
-    heard: int
+    latest: int
     stop: bool
 
     def message(self) -> Message:
         """Return the message to send."""
-        return Message(Kind.LEAD, version=self.standing, step=self.heard, stop=self.stop)
+        return Message(Kind.LEAD, version=self.standing, step=self.latest, stop=self.stop)
 
     @classmethod
     def of(cls, message: Message) -> Introduction:
@@ -144,7 +144,7 @@ class Host:
         self._waiting: dict[int, int] = {}
         self._known: set[int] = set()
         self._left: set[int] = set()
-        self._gave: set[int] = set()
+        self._contributed: set[int] = set()
         self._total = keeper.values
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
@@ -160,7 +160,7 @@ class Host:
             return []
         assert message.tensor is not None, "a leaving worker sends its parameters"
         self._total.add_(message.tensor.to(self._total.device))
-        self._gave.add(source)
+        self._contributed.add(source)
         return self._end()
 
     def take_over(self, step: int, present: set[int], first: set[int]) -> list[Reply]:
@@ -177,7 +177,7 @@ class Host:
         self._keeper.make_ready(step)
         return [self._keeper.answer(step=step)]
 
-    def begin_anew(self, present: set[int]) -> list[Reply]:
+    def begin_again(self, present: set[int]) -> list[Reply]:
         """Start a run in which no remaining worker has taken a step.
 
         Args:
@@ -189,7 +189,7 @@ class Host:
     def on_loss(self, rank: int) -> list[Reply]:
         """Stop waiting for a failed worker."""
         self._waiting.pop(rank, None)
-        if rank not in self._gave:
+        if rank not in self._contributed:
             self._present.discard(rank)
         return self._end() if self._closing else [*self._begin(), *self._close()]
 
@@ -210,7 +210,7 @@ class Host:
         if rank not in self._known:
             self._known.add(rank)
             return Admission(values, self._keeper.step).message()
-        step = max(step, self._keeper.heard.get(rank, 0))
+        step = max(step, self._keeper.latest.get(rank, 0))
         return Admission(values, step, succeeds=True).message()
 
     def _begin(self) -> list[Reply]:
@@ -219,10 +219,10 @@ class Host:
         self._begun = True
         self._known = set(self._waiting)
         self._keeper.make_ready(self._waiting[self._own])
-        self._keeper.heard.update(self._waiting)  # for replacements of workers without a later message
-        told = Admission(self._keeper.copy(), self._keeper.step).message()
+        self._keeper.latest.update(self._waiting)  # for replacements of workers without a later message
+        stated = Admission(self._keeper.copy(), self._keeper.step).message()
         return [
-            self._keeper.answer(step=self._keeper.step) if rank == self._own else (rank, told)
+            self._keeper.answer(step=self._keeper.step) if rank == self._own else (rank, stated)
             for rank in self._waiting
         ]
 
@@ -245,16 +245,16 @@ class Host:
             return []
         self._closing = True
         self._total = self._keeper.values.clone()
-        self._gave = {self._own}
+        self._contributed = {self._own}
         asked = [(rank, Message(Kind.LEAVE)) for rank in self._present - {self._own}]
         return asked or self._end()
 
     def _end(self) -> list[Reply]:
         """Once all models have arrived, write their mean to the flat vector."""
-        if self._ended or not self._gave >= self._present:
+        if self._ended or not self._contributed >= self._present:
             return []
         self._ended = True
-        self._flat.vector.copy_(self._total.div_(len(self._gave)))
+        self._flat.vector.copy_(self._total.div_(len(self._contributed)))
         return [self._keeper.answer()]
 
 
@@ -288,7 +288,7 @@ class Member:
         self._succeeds = succeeds
         self._joins: Message | None = None
         """First message of its own worker, until rank 0 has answered it."""
-        self._came = self._stop_requested = self._left = self._released = False
+        self._received = self._stop_requested = self._left = self._released = False
         self._step = 0
         self._asked: set[int] = set()
         self._found: list[Tensor] = []
@@ -296,7 +296,7 @@ class Member:
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Join, answer joining workers, and leave."""
         if source == self._keeper.place.rank:
-            return self._say(message)
+            return self._forward(message)
         if message.kind is Kind.LEAD:
             return self._introduce()
         if message.kind is Kind.EVENT:
@@ -318,24 +318,24 @@ class Member:
         if not self._host_returns:
             raise PeerLost(rank, "waiting for a message from anyone")
         self._away = self._news = True
-        return self._tell()
+        return self._report_failures()
 
     def stay(self) -> None:
         """Continue to answer after its worker has left, until that worker sends another `LEAVE`."""
         self.over = False
 
-    def _say(self, message: Message) -> list[Reply]:
+    def _forward(self, message: Message) -> list[Reply]:
         """Forward a message of its own worker to worker 0, or later to its replacement."""
         if self._released:
             self.over = True
             return []
         if message.kind is Kind.JOIN:
-            self._joins, self._came = message, True
+            self._joins, self._received = message, True
         self._stop_requested |= message.kind is Kind.EVENT
         self._left |= message.kind is Kind.LEAVE
-        return self._tell() + ([] if self._away else [(self._leader, message)])
+        return self._report_failures() + ([] if self._away else [(self._leader, message)])
 
-    def _tell(self) -> list[Reply]:
+    def _report_failures(self) -> list[Reply]:
         """Report each failure of worker 0 once to its own worker, if that worker waits for a reply.
 
         The worker's control loop can then receive messages of a new rank 0, which may wait for it there.
@@ -348,7 +348,7 @@ class Member:
 
     @property
     def _standing(self) -> Standing:
-        if self._keeper.ready or not self._came:
+        if self._keeper.ready or not self._received:
             return Standing.INSIDE if self._keeper.ready else Standing.OUTSIDE
         if self._succeeds:
             return Standing.ENTERING
@@ -360,7 +360,7 @@ class Member:
         keeper = self._keeper
         keeper.absent.discard(self._leader)
         stop = keeper.stop or self._stop_requested
-        here = Introduction(self._standing, keeper.heard.get(self._leader, 0), stop).message()
+        here = Introduction(self._standing, keeper.latest.get(self._leader, 0), stop).message()
         words = [here] if self._joins is None else [here, self._joins]
         if self._left:
             words.append(Message(Kind.LEAVE))
@@ -370,7 +370,7 @@ class Member:
         keeper = self._keeper
         keeper.absent.discard(rank)
         values = self._flat.vector.clone() if self._standing is Standing.RESUMED else keeper.copy()
-        return [(rank, Admission(values, keeper.heard.get(rank, 0)).message())]
+        return [(rank, Admission(values, keeper.latest.get(rank, 0)).message())]
 
     def _begin_with(self, source: int, message: Message) -> list[Reply]:
         """Process a reply to `JOIN`."""
@@ -386,7 +386,7 @@ class Member:
         if not self._resumed:
             self._flat.vector.copy_(admission.values)
         if not admission.succeeds:  # the step is rank 0's; its replacement may need it
-            self._step, self._keeper.heard[self._leader] = joins.step, admission.step
+            self._step, self._keeper.latest[self._leader] = joins.step, admission.step
             return self._begin()
         self._step = max(self._step, joins.step, admission.step)
         place = self._keeper.place
@@ -459,7 +459,7 @@ class KeeperSuccessor:
         if source == self._keeper.place.rank:
             return self._call()
         if message.kind is Kind.LEAD:
-            return self._hear(source, message)
+            return self._handle(source, message)
         if message.kind is Kind.PARAMETERS:
             return self._take(source, message)
         self._later.append((source, message))
@@ -472,14 +472,14 @@ class KeeperSuccessor:
         for group in (self._awaited, self._present, self._giving, self._first, self._asked):
             group.discard(rank)
         self._later = [(source, message) for source, message in self._later if source != rank]
-        return self._go_on()
+        return self._request_when_all_reported()
 
     def _call(self) -> list[Reply]:
         self._called = True
         self._awaited = set(self._keeper.place.others)
         return [(rank, Message(Kind.LEAD)) for rank in sorted(self._awaited)]
 
-    def _hear(self, rank: int, message: Message) -> list[Reply]:
+    def _handle(self, rank: int, message: Message) -> list[Reply]:
         self._awaited.discard(rank)
         standing, step, stop = Introduction.of(message)
         self._step = max(self._step, step)
@@ -490,15 +490,15 @@ class KeeperSuccessor:
             self._giving.add(rank)
         if standing.first:
             self._first.add(rank)
-        return self._go_on()
+        return self._request_when_all_reported()
 
     def _take(self, rank: int, message: Message) -> list[Reply]:
         if rank in self._asked and message.tensor is not None:
             self._found.append(message.tensor)
         self._asked.discard(rank)
-        return self._go_on()
+        return self._request_when_all_reported()
 
-    def _go_on(self) -> list[Reply]:
+    def _request_when_all_reported(self) -> list[Reply]:
         """Request parameters once all workers have reported, and become the host once they have arrived.
 
         Raises:
@@ -511,7 +511,7 @@ class KeeperSuccessor:
             self._found = []
             return self._lead(self._host.take_over(self._step, self._present, self._first))
         if self._first and not self._giving:  # its own initial parameters equal those of its predecessor
-            return self._lead(self._host.begin_anew(self._present))
+            return self._lead(self._host.begin_again(self._present))
         self._asked = self._giving & {*self._keeper.place.partners} or set(self._giving)
         if not self._asked:
             raise PeerLost(self._keeper.place.rank, "looking for a worker with parameters")

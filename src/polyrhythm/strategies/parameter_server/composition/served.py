@@ -26,7 +26,7 @@ from polyrhythm.strategies.parameter_server.replication.replicated_server import
     ReplicatedPushPull,
     ReplicatedServer,
 )
-from polyrhythm.strategies.parameter_server.rules.aggregator import MergeRule
+from polyrhythm.strategies.parameter_server.rules.merge_rule import MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.push_pull import (
     OverlappedPushPull,
@@ -38,9 +38,10 @@ from polyrhythm.strategies.parameter_server.serving.resharding import of_servers
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.role_assignment import PLACEMENTS, Placement
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import Resharding, State
+from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import RecutsServers, Strategy, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters, shards
@@ -64,10 +65,10 @@ class WithServers(Strategy):
 
 
 def optimizer_divided(merge: MergeRule, updates: int, *, lockstep: bool) -> str:
-    """Return the default optimizer where a merge rule divides the rate of gradients that are applied one by one.
+    """Return the spec of the default optimizer of asynchronous servers with a rule that divides the learning rate.
 
-    As all late gradients they bear no momentum and a low rate (`benchmarks/asynchrony`); of N workers the rule leaves
-    them about 0.2 / (N - 1). Empty: the usual one.
+    Stale gradients need a low learning rate and no momentum (`benchmarks/asynchrony`): with N workers, the rule makes
+    0.2 about 0.2 / (N - 1). Empty: the default of the other strategies.
     """
     return "sgd(lr=0.2, momentum=0)" if merge.divides and updates > 1 and not lockstep else ""
 
@@ -89,7 +90,7 @@ class Served(WithServers, Compressible, RecutsServers):
     overlap: bool = True
 
     def rules(self) -> tuple[Consistency, Handling]:
-        """Return what it is composed of."""
+        """Return the consistency model, merge rule and aggregator that it is composed of."""
         raise NotImplementedError
 
     @property
@@ -121,7 +122,7 @@ class Served(WithServers, Compressible, RecutsServers):
             )
 
     def exchange(self, workers: int, whole_bytes: float, payload_bytes: float) -> Exchange:
-        """Return what travels through the busiest port: a server's, where there are more workers than servers."""
+        """Return the bytes through the busiest port: a server's if there are more workers than servers."""
         share = max(1.0, workers / self.servers)
         return Exchange(
             whole_bytes=2 * share * whole_bytes,
@@ -130,7 +131,7 @@ class Served(WithServers, Compressible, RecutsServers):
             decodings=1 + share,
         )
 
-    def goes_on_from(self, before: Strategy) -> bool:
+    def continues_from(self, before: Strategy) -> bool:
         """Return whether only servers differ: their number, their replicas, and where they run."""
         others = {
             "servers": self.servers,
@@ -170,7 +171,7 @@ class Served(WithServers, Compressible, RecutsServers):
             draws=not (lockstep or consistency.drops or consistency.waits_for_slower()),
             scales_parts=_scales_parts(consistency),
             steps_ahead=consistency.steps_ahead(),
-            tells_staleness=_tells_staleness(consistency, handling, workers),
+            measures_staleness=_reports_staleness(consistency, handling, workers),
             exact_sums=self.compress is None,
             sends_by_value=self.compress is not None and self.compress.by_value,
             plain_alone=self.compress is None,
@@ -237,7 +238,7 @@ def _scales_parts(consistency: Consistency) -> bool:
     return consistency.waits_for_slower() and not (consistency.in_step() or consistency.drops)
 
 
-def _tells_staleness(consistency: Consistency, handling: Handling, workers: int) -> bool:
+def _reports_staleness(consistency: Consistency, handling: Handling, workers: int) -> bool:
     as_they_are = handling.merge.keeps_gradients and not handling.aggregator.robust
     alone = consistency.gathers(workers) == 1 and not consistency.own_updates
     return as_they_are and alone and not consistency.in_step()

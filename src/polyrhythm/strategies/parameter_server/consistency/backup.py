@@ -13,12 +13,13 @@ Departure from the paper: where there are several servers, every shard has its o
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from polyrhythm.strategies.parameter_server.consistency.synchronous import SynchronousGate
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate, check_fewer
+from polyrhythm.strategies.state import StateField, reset
 
 
 class Backup(Consistency):
@@ -49,15 +50,16 @@ class Backup(Consistency):
     def spares(self, pushers: int) -> int:
         return pushers - self.gathers(pushers) if self.spare else pushers
 
-    def all_at(self, pushers: int, step: int) -> dict[str, Any]:
-        return {"step": step}
-
     def gate(self, pushers: int) -> Gate:
         return BackupGate(pushers, self.gathers(pushers)) if self.spare else SynchronousGate(pushers)
 
 
 class BackupGate(Gate):
     """Counts the gradients of the current step; its step is the one of all pushers."""
+
+    fields = (
+        StateField("step", int, reset(lambda start: start.step, "server")),
+    )  # held gradients are pushed again
 
     def __init__(self, pushers: int, needed: int) -> None:
         self._needed = needed
@@ -76,7 +78,7 @@ class BackupGate(Gate):
         return self._decide()
 
     def leave(self, pusher: int) -> Decision:
-        """Forget what a lost pusher had pushed, and wait for no more than are there."""
+        """Drop the pushes of a failed pusher, and wait for at most the present ones."""
         self._present.discard(pusher)
         drop = (pusher,) if pusher in self._held else ()
         self._held.discard(pusher)
@@ -84,13 +86,6 @@ class BackupGate(Gate):
 
     def join(self, pusher: int) -> None:
         self._present.add(pusher)
-
-    def state(self) -> dict[str, Any]:
-        """Return the current step; held gradients are pushed again."""
-        return {"step": self._step}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._step = state["step"]
 
     def _decide(self, drop: tuple[int, ...] = ()) -> Decision:
         if not self._held or len(self._held) < min(self._needed, len(self._present)):

@@ -26,12 +26,11 @@ which with momentum has seen its own gradients only. A fresh copy replaces them.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from polyrhythm.strategies.parameter_server.consistency.synchronous import SynchronousGate
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate
+from polyrhythm.strategies.state import UNCHANGED, StateField, reset
 
 
 class BoundedStaleness(Consistency):
@@ -61,9 +60,6 @@ class BoundedStaleness(Consistency):
     def spares(self, pushers: int) -> int:
         return pushers
 
-    def all_at(self, pushers: int, step: int) -> dict[str, Any]:
-        return {"clocks": [step] * pushers, "credits": [0] * pushers}
-
     def gate(self, pushers: int) -> Gate:
         return (
             BoundedStalenessGate(pushers, self.s, self.cached_reads) if self.s else SynchronousGate(pushers)
@@ -72,6 +68,11 @@ class BoundedStaleness(Consistency):
 
 class BoundedStalenessGate(Gate):
     """Keeps the pushers' clocks, and blocks those that are too far ahead."""
+
+    fields = (
+        StateField("clocks", list[int], reset(lambda start: start.step, "pusher")),
+        StateField("credits", list[int], reset(0, "pusher"), absent=UNCHANGED),
+    )
 
     def __init__(self, pushers: int, s: int, cached_reads: bool) -> None:
         self._s = s
@@ -113,13 +114,6 @@ class BoundedStalenessGate(Gate):
     def join(self, pusher: int) -> None:
         """Let it in; its clock counts again from its first gradient on."""
         self._entering.add(pusher)
-
-    def state(self) -> dict[str, Any]:
-        return {"clocks": list(self._clocks), "credits": list(self._credits)}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._clocks = list(state["clocks"])
-        self._credits = list(state.get("credits", self._credits))  # older checkpoints had none
 
     def _set_clock(self, pusher: int, steps: int) -> None:
         """Count a credit only as far as it is still behind: else it would wait for pushers that have done all steps.

@@ -12,12 +12,11 @@ Departure from the paper: when all have left, the remaining gradients become a l
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate
+from polyrhythm.strategies.state import StateField, reset
 
 
 class Softsync(Consistency):
@@ -48,15 +47,14 @@ class Softsync(Consistency):
     def spares(self, pushers: int) -> int:
         return pushers
 
-    def all_at(self, pushers: int, step: int) -> dict[str, Any]:
-        return {"held": []}
-
     def gate(self, pushers: int) -> Gate:
         return SoftsyncGate(pushers, self.gathers(pushers))
 
 
 class SoftsyncGate(Gate):
     """Answers at once, and counts to c."""
+
+    fields = (StateField("held", list[int], reset([], "server")),)
 
     def __init__(self, pushers: int, gathers: int) -> None:
         self._gathers = gathers
@@ -75,12 +73,6 @@ class SoftsyncGate(Gate):
 
     def join(self, pusher: int) -> None:
         self._present.add(pusher)
-
-    def state(self) -> dict[str, Any]:
-        return {"held": list(self._held)}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._held = list(state["held"])
 
     def _taken(self) -> tuple[int, ...]:
         taken, self._held = tuple(sorted(self._held)), []

@@ -10,9 +10,9 @@ server lacks, it treats the repeated push as an empty batch.
 
 from __future__ import annotations
 
-from typing import Any
-
+from polyrhythm.communication.control_message import checked
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate, RoundsGate
+from polyrhythm.strategies.state import State
 
 
 class Synchronous(Consistency):
@@ -56,9 +56,9 @@ class SynchronousGate(RoundsGate):
         """End no round until this pusher has announced its first round."""
         self.rounds.invite(pusher, later=pusher in self._orphans)
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: State) -> None:
         """Restore nothing, or, from older checkpoints, lost pushers with a gradient that will not be repeated."""
-        self._orphans = list(state.get("orphans", ()))
+        self._orphans = checked(state[1].get("orphans", []), list[int])
 
     @property
     def _is_empty(self) -> bool:
@@ -67,11 +67,11 @@ class SynchronousGate(RoundsGate):
     def decide(self) -> Decision:
         if self.rounds.held_up:
             return Decision()
-        entered = self.let_in(alone=self._is_empty)
+        entered = self.admit(alone=self._is_empty)
         if not (self.held or self._orphans) or not self.held >= self.present:
             return Decision(answer=entered)
         answer = tuple(sorted(self.held))
         apply = tuple(sorted([*answer, *self._orphans]))
         self.rounds.number += bool(answer)
         self.held, self._orphans = set(), []
-        return Decision(apply=apply, answer=tuple(sorted(answer + self.let_in(alone=self._is_empty))))
+        return Decision(apply=apply, answer=tuple(sorted(answer + self.admit(alone=self._is_empty))))

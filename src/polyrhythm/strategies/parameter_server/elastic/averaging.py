@@ -37,7 +37,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import model_validator
@@ -46,38 +46,27 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
+from polyrhythm.strategies.fault_policy import FaultPolicy, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_vector, payload
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate, RoundsGate
+from polyrhythm.strategies.parameter_server.serving.own_model import OwnModelWorker
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServerLink
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution, Given, Rule
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
-from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import (
+from polyrhythm.strategies.resharding import (
+    EVERYTHING_OF_SERVER,
     STEPS,
     Held,
     Resharding,
-    State,
-    StateField,
-    below,
-    prefixed,
     steps_known,
     steps_of_servers,
 )
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.state import OWN, Part, State, StateField, Stateful
 from polyrhythm.strategies.strategy import Paper, Remarks, Traits
-from polyrhythm.strategies.worker_part import (
-    BeginsEarly,
-    CatchesUp,
-    Follows,
-    Presents,
-    Step,
-    UsesServers,
-    WorkerPart,
-    WorkerSetting,
-)
-from polyrhythm.training.flat_optimizer import FlatOptimizer
-from polyrhythm.training.optimizer_plan import OptimizerPlan, OwnOptimizer
+from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
 
 
@@ -177,10 +166,10 @@ class ElasticAveraging(WithServers, Remarks):
 
     def faults(self, workers: int) -> FaultPolicy:
         rejoin = Rejoin.BEHIND if self.mode == "synchronous" else Rejoin.LEVEL
-        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=rejoin)
+        return FaultPolicy.independent(workers, rejoin)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return of_centre(after)
+        return of_center(after)
 
     @abstractmethod
     def local_step(self, setting: WorkerSetting) -> LocalStep:
@@ -191,47 +180,36 @@ class ElasticAveraging(WithServers, Remarks):
 
     def server(self, setting: ServerSetting) -> ServerPart:
         workers = setting.roles.workers
-        return centre_session(workers, self.rule(len(workers)))
+        return center_session(workers, self.rule(len(workers)))
 
 
-class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers, BeginsEarly):
+class ElasticWorker(OwnModelWorker["CenterLink"]):
     """Steps on its own, and exchanges every `tau` steps."""
 
+    fields = (*OwnModelWorker.fields, StateField("", Part, OWN, at="_local"))
+
     def __init__(self, setting: WorkerSetting, rule: ElasticRule, local: LocalStep) -> None:
-        super().__init__()
-        self._rank = setting.workers.rank
-        self._hands_out = self._rank == 0 and not setting.succeeds
-        self._flat = setting.flat
+        super().__init__(setting, CenterLink(setting, local.own))
         self._rule = rule
         self._local = local
-        self.follows = Follows.OBJECT if isinstance(local, PlainStep) else Follows.NOTHING
-        self._centre = CentreLink(setting, local.own)
-        self._restored = False
+        self.follows = OptimizerSource.OBJECT if isinstance(local, PlainStep) else OptimizerSource.NOTHING
         self._exchanging = False
-        self._done = 0
 
-    def start(self, step: int) -> int:
-        """Start from the center, which worker 0 hands out; a resumed worker starts where it was.
+    def keeps_own(self, step: int, known: Sequence[int]) -> bool:
+        """Return whether the state is not older than this worker's last exchange: else steps would be taken twice."""
+        return step >= min(known)
 
-        A state older than this worker's last exchange is of no use: its steps would be done twice.
-        """
-        if self._hands_out:
-            self._centre.initialise()
-        centre, known = self._centre.pull_whole()
-        self._done = step
-        if not self._restored or step < known:
-            self._local.begin_from(centre)
-            self._done = known
-        return self._done
+    def take_over(self, values: Tensor, known: Sequence[int]) -> None:
+        self._local.begin_from(values)
 
     def begin(self, step: Step) -> None:
         self._local.look_ahead()
         self._exchanging = self._rule.due(step.number)
         if self._exchanging:
-            self._centre.offer(step)
+            self._link.offer(step)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        stop = self._exchanging and self._centre.take()
+        stop = self._exchanging and self._link.take()
         self._exchanging = False
         self._done = step.number + 1
         if step.weight > 0:
@@ -243,32 +221,15 @@ class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers, BeginsEarly):
     def settle(self) -> None:
         self._local.rest()
 
-    def present(self) -> Tensor | None:
-        return self._centre.pull_whole()[0] if self._rank == 0 else None
-
     def catch_up(self) -> None:
         self._local.look_ahead()
 
-    def end(self) -> None:
-        """Pull at the center for a last time and leave; worker 0 waits for the final center."""
-        self._centre.part(self._done)
-        if self._rank == 0:
-            self._flat.vector.copy_(self._centre.pull_whole(final=True)[0])
-
-    def let_go(self) -> None:
-        self._centre.leave()
-
-    def state(self) -> State:
-        tensors, facts = self._local.state()
-        return tensors, {"worker": self._rank, **facts}
-
-    def load_state(self, state: State) -> None:
-        if state[1]["worker"] == self._rank:
-            self._local.load_state(state)
-            self._restored = True
+    def depart(self) -> None:
+        """Pull at the center for a last time and leave."""
+        self._link.part(self._done)
 
 
-class CentreLink(ServerLink):
+class CenterLink(ServerLink):
     """Exchanges a worker's parameters with the servers that hold the center.
 
     Args:
@@ -304,35 +265,32 @@ class CentreLink(ServerLink):
             self._network.send(server, Message(Kind.LEAVE, self._vector[shard], step=steps))
 
 
-_OPTIMIZER = "optimizer."
-
-
-class LocalStep(Protocol):
+class LocalStep(Stateful):
     """A worker's own step.
 
     Attributes:
         own: `(size,)`, the worker's parameters, which pull and are pulled.
     """
 
+    fields: ClassVar[tuple[StateField, ...]] = (
+        StateField("own", Tensor, OWN, at="own"),
+        StateField("optimizer", Part, OWN),
+    )
     own: Tensor
 
     def begin_from(self, parameters: Tensor) -> None:
         """Take over parameters, `(size,)`, without any momentum."""
+        raise NotImplementedError
 
     def update(self, gradient: Tensor, learning_rate: float) -> None:
         """Step from `own`, with a gradient computed at the flat vector as it was; leaves the vector ahead."""
+        raise NotImplementedError
 
     def look_ahead(self) -> None:
-        """Let the flat vector hold the point at which the next gradient is to be computed."""
+        """Let the flat vector hold the point at which the next gradient is to be computed: by default `own`."""
 
     def rest(self) -> None:
-        """Let the flat vector hold the worker's parameters."""
-
-    def state(self) -> State:
-        """Return all that a resumed worker needs, its parameters included."""
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
+        """Let the flat vector hold the worker's parameters: by default it always does."""
 
 
 class PlainStep(LocalStep):
@@ -356,19 +314,6 @@ class PlainStep(LocalStep):
     def update(self, gradient: Tensor, learning_rate: float) -> None:
         self._optimizer.step(gradient, learning_rate)
 
-    def look_ahead(self) -> None:
-        """Nothing is ahead."""
-
-    def rest(self) -> None:
-        """The vector always holds them."""
-
-    def state(self) -> State:
-        return _state_of(self._optimizer, {"own": self.own})
-
-    def load_state(self, state: State) -> None:
-        self.own.copy_(state[0]["own"])
-        _restore(self._optimizer, state)
-
 
 class NesterovStep(LocalStep):
     """The optimizer's step from a point ahead; for SGD, `v' = delta v - lr g(x + delta v)` and `x' = x + v'`.
@@ -378,6 +323,8 @@ class NesterovStep(LocalStep):
         plan: plan of the optimizer, without a momentum of its own.
         delta: share of the velocity that is kept.
     """
+
+    fields = (*LocalStep.fields, StateField("velocity", Tensor, OWN))
 
     def __init__(self, vector: Tensor, plan: OptimizerPlan, delta: float) -> None:
         self.own = vector.clone()
@@ -406,35 +353,21 @@ class NesterovStep(LocalStep):
     def rest(self) -> None:
         self._vector.copy_(self.own)
 
-    def state(self) -> State:
-        return _state_of(self._optimizer, {"own": self.own, "velocity": self._velocity})
-
     def load_state(self, state: State) -> None:
-        self.own.copy_(state[0]["own"])
-        self._velocity.copy_(state[0]["velocity"])
-        _restore(self._optimizer, state)
+        super().load_state(state)
         self.look_ahead()
 
 
-def _state_of(optimizer: FlatOptimizer | OwnOptimizer, own: dict[str, Tensor]) -> State:
-    tensors, facts = optimizer.state()
-    return own | prefixed(_OPTIMIZER, tensors), {"optimizer": facts}
-
-
-def _restore(optimizer: FlatOptimizer | OwnOptimizer, state: State) -> None:
-    optimizer.load_state(below(_OPTIMIZER, state[0]), state[1]["optimizer"])
-
-
-def centre_session(workers: tuple[int, ...], rule: ElasticRule, pull: float = 1.0) -> ServerSession:
+def center_session(workers: tuple[int, ...], rule: ElasticRule, pull: float = 1.0) -> ServerSession:
     """Make the server of a shard of the center; `pull` is how far a worker moves for each that the center moves."""
-    return ServerSession(workers, CentreRule(rule, len(workers), pull))
+    return ServerSession(workers, CenterRule(rule, len(workers), pull))
 
 
-class CentreRule(Rule):
+class CenterRule(Rule):
     """A shard of the center, which moves toward every worker's parameters, as these move toward it.
 
     Its versions are exchanges; where workers exchange together, an exchange of all is one. A gradient's staleness is
-    how many versions its worker had not heard of when the center heard of it.
+    number of versions unknown to its worker when it reached the center.
 
     Args:
         rule: movement of the center, and whether all exchange at the same time.
@@ -449,10 +382,10 @@ class CentreRule(Rule):
     admit = staticmethod(admit_vector)
 
     def __init__(self, rule: ElasticRule, workers: int, pull: float) -> None:
-        super().__init__(CentreGate(workers) if rule.together else AloneGate())
+        super().__init__(CenterGate(workers) if rule.together else AloneGate())
         self._alpha = rule.alpha
         self._pull = pull
-        self._heard: dict[int, int] = {}
+        self._latest: dict[int, int] = {}
         """Version of the center that each worker received last: the first, or that after its last exchange."""
         self._begun = False
         self._copy: Tensor | None = None
@@ -476,22 +409,22 @@ class CentreRule(Rule):
             pusher = entry.pusher
             self.values.add_(difference)
             if entry.fresh > 0:
-                unheard = version - self._heard.get(pusher, version)
+                unheard = version - self._latest.get(pusher, version)
                 staleness[unheard] = staleness.get(unheard, 0) + entry.fresh
-            self._heard[pusher] = version + 1
+            self._latest[pusher] = version + 1
             given = difference if self._pull == 1 else difference.mul_(self._pull)
             answers[pusher] = Given(Kind.DIFFERENCE, given, entry.step + 1)
         self._copy = None
         return Applied(batch, 1, staleness, answers)
 
     def answer(self, pusher: int, version: int) -> Tensor:
-        self._heard.setdefault(pusher, version)
+        self._latest.setdefault(pusher, version)
         if self._copy is None:
             self._copy = self.values.clone()
         return self._copy
 
     def enter(self, pusher: int) -> None:
-        self._heard.pop(pusher, None)
+        self._latest.pop(pusher, None)
 
     def state(self) -> State:
         return {"values": self.values}, {}
@@ -509,7 +442,7 @@ class AloneGate(Gate):
         return Decision(apply=(pusher,))
 
 
-class CentreGate(RoundsGate):
+class CenterGate(RoundsGate):
     """A gate at which all workers exchange at the same time."""
 
     def __init__(self, workers: int) -> None:
@@ -544,25 +477,25 @@ class CentreGate(RoundsGate):
     def decide(self) -> Decision:
         if self.rounds.held_up:
             return Decision()
-        entered = self.let_in(alone=False)
+        entered = self.admit(alone=False)
         apply: list[int] = []
         answer: list[int] = []
         if (self.held or self._parting) and self.held >= self.present:
             apply, answer = sorted(self.held | self._parting), sorted(self.held)
             self.rounds.number += bool(answer)
             self.held, self._parting = set(), set()
-        entered += self.let_in(alone=not self.present)
+        entered += self.admit(alone=not self.present)
         return Decision(apply=tuple(apply), answer=(*answer, *entered))
 
 
-def of_centre(after: int) -> Resharding:
+def of_center(after: int) -> Resharding:
     """Return how a center and its workers are resharded to `after` workers: remaining ones keep their own model."""
     return Resharding(
         after=after,
         text="the center stays, and {kept} workers keep their own parameters and optimizers",
         newcomers="; {new} begin at the center, without momentum",
-        workers=(StateField("*", "keep", "worker"),),
-        servers=(STEPS, StateField("*", "keep", "server")),
+        workers=ElasticWorker.fields,
+        servers=(STEPS, EVERYTHING_OF_SERVER),
         count=steps_of_servers,
         fits=_not_older_than_last_exchange,
     )

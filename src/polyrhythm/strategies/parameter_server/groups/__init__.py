@@ -1,1 +1,1 @@
-"""Parts of mixed mode: synchronous groups of workers; one member of each speaks to the servers."""
+"""Parts of mixed mode: synchronous groups of workers; one member of each communicates with the servers."""

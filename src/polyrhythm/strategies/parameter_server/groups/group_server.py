@@ -1,4 +1,4 @@
-"""The server of groups: each pushes under one name, whichever of its members speaks for it.
+"""The server of groups: each pushes under one name, whichever member sends.
 
     speaker ── PUSH ─▶ under the group's name: shard, gate ─▶ answer ─▶ the present speaker
     speaker lost            the gate waits for it no more, as for a lost pusher
@@ -32,7 +32,7 @@ from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.strategies.server_part import CountsLatestStaleness, ServerSetting, ServerStats
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.state import OF_SERVER, Part, StateField, Stateful
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class GroupSteps:
 
     @classmethod
     def of(cls, message: Message) -> GroupSteps:
-        """Read what `message` packed."""
+        """Unpack the result of `message`."""
         return cls(message.version, message.step)
 
 
@@ -94,8 +94,8 @@ class Roster:
         number: number of the present view.
         gone: lost ones among the ranks.
         waiting: reports of the members that have interrupted a step.
-        absent: by rank, the stretches of contributions, `[first, last + 1]`, of views without it; the last is None
-            until it is back.
+        absent: per rank, ranges of contributions, `[first, last + 1]`, of views without it; the end of the last
+            range is None until the rank is back.
         missed: stretches of steps, `[rank, first, one past the last]`, with a member's part that is in no
             model.
 
@@ -142,7 +142,7 @@ class Roster:
         """
         if word.generation > self._generations[rank]:
             if rank in self._staying:
-                raise RefusedMessage(Reason.ORDER, f"rank {rank} asked to be let in, and is there")
+                raise RefusedMessage(Reason.ORDER, f"rank {rank} requested admission, and is present")
             self._entering[rank] = word.generation
         elif word.number == self.number and rank in self._staying:
             self.waiting[rank] = word.report
@@ -162,7 +162,7 @@ class Roster:
         return speaker
 
     def form(self, contributions: int) -> MembershipView:
-        """Make the next view of all waiting members, in order of their seniority: the first speaks for the group.
+        """Make the next view of all waiting members, in order of their seniority: the first is the group's sender.
 
         Without a member that has a state, all begin with the servers'.
 
@@ -231,7 +231,7 @@ class Roster:
 _PUSH, _PULL, _LEAVE = Kind.PUSH, Kind.PULL, Kind.LEAVE
 
 
-class GroupServer(CountsLatestStaleness):
+class GroupServer(CountsLatestStaleness, Stateful):
     """One server; see `ServerPart`. A group goes by the rank of the member that is its first at the beginning.
 
     In front of a session with the groups as pushers: it translates between members and groups, and itself
@@ -242,6 +242,8 @@ class GroupServer(CountsLatestStaleness):
         consistency: consistency, which makes the gate, with groups as pushers.
         round_steps: number of steps in one push of a group.
     """
+
+    fields = (StateField("", Part, OF_SERVER, at="_session"),)
 
     def __init__(
         self,
@@ -270,7 +272,7 @@ class GroupServer(CountsLatestStaleness):
         self._pulls_ahead: dict[int, int] = {}
         """Ranks that have pulled for a group while its speaker is not known to be lost."""
         self._contributions = 0
-        self._heard: dict[tuple[int, int], int] = {}
+        self._latest: dict[tuple[int, int], int] = {}
         """Number of steps that another server has reported of a group."""
 
     @property
@@ -279,20 +281,12 @@ class GroupServer(CountsLatestStaleness):
         return self._session.done
 
     def stats(self) -> ServerStats:
-        """Return what it has counted."""
+        """Return its counters."""
         missed = [stretch for roster in self._rosters.values() for stretch in roster.missed]
         return replace(self._session.stats(), steps=self.steps, absent=self.absent, missed=missed)
 
     def latest_staleness(self) -> dict[int, int]:
         return self._session.latest_staleness()
-
-    def state(self) -> State:
-        """Return all that a resumed server needs, parameters included."""
-        return self._session.state()
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
-        self._session.load_state(state)
 
     @property
     def steps(self) -> dict[int, int]:
@@ -316,22 +310,22 @@ class GroupServer(CountsLatestStaleness):
         """Handle a message from a rank and return the replies; raise `RefusedMessage` if no rank sends it now."""
         name, kind = self._name_of.get(source), message.kind
         if name is None:
-            return self._hear_other(source, message)
+            return self._handle_other(source, message)
         if self._speakers[name] == source:
-            return self._hear_speaker(name, message)
-        if self._is_last_word(source, message):
+            return self._handle_speaker(name, message)
+        if self._is_final_request(source, message):
             return self._addressed(self._session.on_message(source, message))
         if kind is _PULL and not message.stop:
             admit_bare(message)
-            return self._hear_next_speaker(name, source)
+            return self._handle_next_speaker(name, source)
         if kind is Kind.BROKEN:
-            return self._hear_member(name, source, message)
+            return self._handle_member(name, source, message)
         raise RefusedMessage(
-            Reason.SENDER, f"a server heard {kind.name} from rank {source}, which speaks for no group"
+            Reason.SENDER, f"a server received {kind.name} from rank {source}, which is no group's sender"
         )
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Forget a group without members; else let it be silent until another member speaks for it.
+        """Forget a group without members; else wait until another member sends for it.
 
         Raises:
             RunError: more groups are lost than the consistency can spare.
@@ -345,7 +339,7 @@ class GroupServer(CountsLatestStaleness):
         roster, speaks = self._rosters[name], self._speakers[name] == rank
         roster.lose(rank)
         replies = self._lose_speaker(name) if speaks else []
-        replies += self._told_the_first(name)
+        replies += self._notify_first(name)
         if roster.is_empty or (speaks and self._is_through(name)):
             replies += self._lose_group(name)
         if self._pulls_ahead.get(name) == rank:
@@ -355,10 +349,10 @@ class GroupServer(CountsLatestStaleness):
         self._through.update(to for to, reply in replies if reply.stop and to in self._speakers)
         return self._addressed(replies) + self._settle(name)
 
-    def _hear_speaker(self, name: int, message: Message) -> list[Reply]:
+    def _handle_speaker(self, name: int, message: Message) -> list[Reply]:
         kind = message.kind
         if kind is Kind.BROKEN:
-            return self._hear_member(name, self._speakers[name], message)
+            return self._handle_member(name, self._speakers[name], message)
         if kind is Kind.CONFIGURE:
             self._contributions = max(0, message.step)
         session = self._session
@@ -372,17 +366,17 @@ class GroupServer(CountsLatestStaleness):
             return self._addressed(replies) + self._settle(name)
         if self._undisturbed:
             return replies
-        told = self._told_the_first(name) if kind is _PUSH and self._has_all(name) else []
-        return self._addressed(replies) + told + (self._settle(name) if kind is _PUSH else [])
+        outgoing = self._notify_first(name) if kind is _PUSH and self._has_all(name) else []
+        return self._addressed(replies) + outgoing + (self._settle(name) if kind is _PUSH else [])
 
-    def _is_last_word(self, source: int, message: Message) -> bool:
+    def _is_final_request(self, source: int, message: Message) -> bool:
         """Return whether worker 0, speaker of its group or not, asks for the final parameters or ends the run."""
         if source != self._leader:
             return False
         ends = message.kind is _LEAVE and self._session.final == source
         return ends or (message.kind is _PULL and message.stop)
 
-    def _hear_next_speaker(self, name: int, source: int) -> list[Reply]:
+    def _handle_next_speaker(self, name: int, source: int) -> list[Reply]:
         if self._speakers[name] == _NOBODY:
             return self._addressed(self._begin_to_speak(name, source))
         self._pulls_ahead[name] = source
@@ -396,15 +390,15 @@ class GroupServer(CountsLatestStaleness):
         self._silent.add(name)
         return self._session.silence(name)
 
-    def _told_the_first(self, name: int) -> list[Reply]:
+    def _notify_first(self, name: int) -> list[Reply]:
         if self._is_first:
             return []
         return [(self._servers[0], GroupSteps(name, self._session.steps_of(name)).message())]
 
-    def _told_of_end(self, name: int, steps: int) -> list[Reply]:
+    def _notify_of_end(self, name: int, steps: int) -> list[Reply]:
         """Notify the other servers that a group does not continue, though not all its steps are done."""
-        told = GroupSteps(name, steps).message()
-        return [(server, told) for server in self._servers[1:]]
+        outgoing = GroupSteps(name, steps).message()
+        return [(server, outgoing) for server in self._servers[1:]]
 
     def _lose_group(self, name: int) -> list[Reply]:
         if not self._session.is_there(name):
@@ -419,9 +413,9 @@ class GroupServer(CountsLatestStaleness):
         session = self._session
         is_there = session.is_there(name)
         if not is_there and session.final is not None and self._has_all(name):
-            return session.let_in_late(name)  # a step of it may be missing on another shard
+            return session.admit_late(name)  # a step of it may be missing on another shard
         if is_there and name in self._silent:
-            session.hear_again(name)
+            session.readmit(name)
         self._silent.discard(name)
         return session.on_message(name, Message(_PULL))
 
@@ -444,25 +438,27 @@ class GroupServer(CountsLatestStaleness):
     def _is_through(self, name: int) -> bool:
         return name in self._through or self._has_all(name)
 
-    def _hear_other(self, source: int, message: Message) -> list[Reply]:
+    def _handle_other(self, source: int, message: Message) -> list[Reply]:
         listens = source in self._servers and (self._is_first or source == self._servers[0])
         if not listens or message.kind is not Kind.REPORT:
             return self._session.on_message(source, message)
-        told = GroupSteps.of(message)
-        name = self._name_of.get(told.name)
+        outgoing = GroupSteps.of(message)
+        name = self._name_of.get(outgoing.name)
         if message.tensor is not None or name is None:
-            raise RefusedMessage(Reason.NUMBERS, f"a server announced rank {told.name}, which is no worker")
+            raise RefusedMessage(
+                Reason.NUMBERS, f"a server announced rank {outgoing.name}, which is no worker"
+            )
         if not self._is_first:
-            return self._hear_of_end(name)
-        self._heard[source, told.name] = told.steps
+            return self._handle_end(name)
+        self._latest[source, outgoing.name] = outgoing.steps
         return self._settle(name)
 
-    def _hear_of_end(self, name: int) -> list[Reply]:
+    def _handle_end(self, name: int) -> list[Reply]:
         """Handle the end of a group that the first server has asked to stop: it has no speaker here any more."""
         self._through.add(name)
         return self._addressed(self._lose_group(name)) if self._speakers[name] == _NOBODY else []
 
-    def _hear_member(self, name: int, source: int, message: Message) -> list[Reply]:
+    def _handle_member(self, name: int, source: int, message: Message) -> list[Reply]:
         roster = self._rosters[name]
         if not self._is_first:
             raise RefusedMessage(
@@ -487,7 +483,7 @@ class GroupServer(CountsLatestStaleness):
             ):  # its last push was held when the speaker was lost: no leave will follow
                 self._through.add(name)
                 dismissed += self._addressed(self._lose_group(name))
-            return dismissed + (self._told_of_end(name, steps) if name in self._through else [])
+            return dismissed + (self._notify_of_end(name, steps) if name in self._through else [])
         if roster.is_complete:
             view = roster.form(self._session.steps_of(name)).message()
             return [(rank, view) for rank in roster.ranks]
@@ -498,5 +494,5 @@ class GroupServer(CountsLatestStaleness):
         """Return whether a group takes no step any more, on any shard, nor has one to take again."""
         if name in self._through:
             return True
-        told = [self._heard.get((server, name), 0) for server in self._servers[1:]]
-        return self._has_all(name) and all(steps >= self._contributions for steps in told)
+        outgoing = [self._latest.get((server, name), 0) for server in self._servers[1:]]
+        return self._has_all(name) and all(steps >= self._contributions for steps in outgoing)

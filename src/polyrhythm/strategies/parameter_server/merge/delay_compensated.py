@@ -17,12 +17,13 @@ Departures from that code:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from polyrhythm.strategies.parameter_server.rules.aggregator import Merger, MergeRule
+from polyrhythm.strategies.parameter_server.rules.merge_rule import Merger, MergeRule
+from polyrhythm.strategies.state import StateField
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
 
 PAPERS_LAMBDA0 = {"c": 0.04, "a": 2.0}
@@ -36,7 +37,7 @@ class DelayCompensated(MergeRule):
         variant: `c` for a constant strength, `a` for one that adapts to the gradients' mean square.
         lambda0: strength of the correction; default: the paper's, 0.04 for `c` and 2 for `a`.
         m: decay of the mean square per step; of `a` only.
-        epsilon: added to the mean square; of `a` only.
+        epsilon: constant added to the mean square; of `a` only.
     """
 
     remembers: ClassVar[bool] = True
@@ -58,6 +59,8 @@ class DelayCompensated(MergeRule):
 class DelayCompensatedMerger(Merger):
     """Keeps a mean square a worker."""
 
+    fields = (StateField("", dict[int, Tensor], at="_mean_squares"),)
+
     def __init__(self, rule: DelayCompensated) -> None:
         self._rule = rule
         self._mean_squares: dict[int, Tensor] = {}
@@ -75,9 +78,3 @@ class DelayCompensatedMerger(Merger):
             kept.mul_(rule.m).add_(square, alpha=1 - rule.m)
             moved.div_((kept + rule.epsilon).sqrt_())
         return moved.add_(gradient)
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {str(pusher): kept for pusher, kept in self._mean_squares.items()}, {}
-
-    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        self._mean_squares = {int(pusher): kept.clone() for pusher, kept in tensors.items()}

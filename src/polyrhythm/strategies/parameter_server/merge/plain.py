@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyrhythm.strategies.parameter_server.rules.aggregator import MergeRule
+from polyrhythm.strategies.parameter_server.rules.merge_rule import MergeRule
 
 
 class Plain(MergeRule):

@@ -22,7 +22,7 @@ it is lost, the other leads. A replacement of the lost server receives the copy 
 and follows: so either may be lost later, as long as the other is whole. `Requests` has every pusher's last
 request, so that a repeated request is answered, and not executed twice.
 
-An entry of a shard's log is a message of a pusher, or the news that it is gone, and what became of it. Both
+An entry of a shard's log is a message of a pusher, or the notice of its loss, and what became of it. Both
 servers of a shard take the same entries in the same order. A server is nothing but what it makes of them, so
 both hold the same numbers, bit for bit: parameters, optimizer, clocks, and what every pusher has read.
 """
@@ -57,14 +57,14 @@ from polyrhythm.strategies.parameter_server.serving.push_pull import OverlappedP
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.server_part import ServerSetting, ServerStats
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.state import OF_SERVER, Part, State, StateField, Stateful
 from polyrhythm.strategies.worker_part import WorkerSetting
 
 KEPT, GREETING = 1, 2
-"""Tags of answers about the shard of the server before, and of a replacement's word to workers that it is there."""
+"""Tags of answers about the previous server's shard, and of a replacement's announcement to workers."""
 
 
-class ReplicatedServer:
+class ReplicatedServer(Stateful):
     """One server; see `ServerPart` and `KeepingPart`.
 
     Args:
@@ -72,13 +72,15 @@ class ReplicatedServer:
         make: factory of the server of a shard, given its number.
     """
 
+    fields = (StateField("", Part, OF_SERVER, at="_own.part"),)  # of its own shard
+
     def __init__(
         self, setting: ServerSetting, pushers: tuple[int, ...], make: Callable[[int], ServerSession]
     ) -> None:
         servers, index = setting.roles.servers, setting.index
         before, after = (index - 1) % len(servers), (index + 1) % len(servers)
         self._pushers = pushers
-        self._heard: Counter[int] = Counter()
+        self._latest: Counter[int] = Counter()
         self._own = ShardCopy(Log(index, make(index)), servers[after], 0, pushers, leads=True)
         kept = ShardCopy(Log(before, make(before)), servers[before], KEPT, pushers, leads=False)
         self._copies = [self._own, kept]
@@ -95,7 +97,7 @@ class ReplicatedServer:
         return {rank: min(copy.part.steps[rank] for copy in self._copies) for rank in self._pushers}
 
     def stats(self) -> ServerStats:
-        """Return what it has counted, of all shards asked for here; the version is that of its own."""
+        """Return the counters of all shards served here; the version is that of its own shard."""
         counted = [part.stats() for part in self.parts]
         left_out: dict[int, list[list[int]]] = {}
         for stats in counted:
@@ -121,10 +123,10 @@ class ReplicatedServer:
         """Whether it has all of both shards, so that either holder of the others may be lost."""
         return all(copy.whole for copy in self._copies)
 
-    def watch(self, told: Told) -> None:
+    def watch(self, observer: Observer) -> None:
         """Report every entry of both shards that can be lost no more; some of them from both servers."""
         for copy in self._copies:
-            copy.log.told = told
+            copy.log.observer = observer
 
     def rejoin(self, generation: int) -> list[Reply]:
         """Begin as the replacement of this generation: greet workers, request both shards from the neighbors."""
@@ -143,15 +145,15 @@ class ReplicatedServer:
             return []
         if source in self._pushers:
             return self._own.ask(source, message)
-        return self._hear_server(source, message)
+        return self._handle_server(source, message)
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Continue without a server, or without a pusher until a replacement of it pulls."""
-        return self.on_losses(rank, self._heard[rank] + 1)
+        return self.on_losses(rank, self._latest[rank] + 1)
 
     def on_losses(self, rank: int, losses: int) -> list[Reply]:
         """Handle `losses` successive failures of `rank`."""
-        self._heard[rank] = losses
+        self._latest[rank] = losses
         self._announced.pop(rank, None)
         replies: list[Reply] = []
         for copy in self._copies:
@@ -169,14 +171,6 @@ class ReplicatedServer:
         """Take back what `state_of` gave, for one of its two shards."""
         self.part_of(shard).load_state(state)
 
-    def state(self) -> State:
-        """Return the state of its own shard."""
-        return self._own.part.state()
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
-        self._own.part.load_state(state)
-
     def part_of(self, shard: int) -> ServerSession:
         """Return the session of a shard; raise `RefusedMessage` if it is none of its two."""
         for copy in self._copies:
@@ -191,7 +185,7 @@ class ReplicatedServer:
         text = f"rank {source} sends nothing about shard {shard} here ({kind.name})"
         raise RefusedMessage(Reason.SENDER, text)
 
-    def _hear_server(self, source: int, message: Message) -> list[Reply]:
+    def _handle_server(self, source: int, message: Message) -> list[Reply]:
         if message.kind is Kind.STATE:
             handover = Handover.of(message)
             self._copy(source, handover.shard, message.kind).take_over(handover)
@@ -199,7 +193,7 @@ class ReplicatedServer:
         about = AboutShard.of(message)
         copy = self._copy(source, about.shard, about.kind)
         admit_bare(message._replace(version=0))
-        return copy.hand_over() if about.kind is Kind.JOIN else copy.acknowledged(about)
+        return copy.transfer() if about.kind is Kind.JOIN else copy.acknowledged(about)
 
     def _announce(self, source: int, message: Message) -> None:
         """Note the pusher of a server's next entry, or the lost server's shard that a worker's is for."""
@@ -263,7 +257,7 @@ class AboutShard(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> AboutShard:
-        """Read what `message` packed."""
+        """Unpack the result of `message`."""
         return cls(message.kind, message.version)
 
 
@@ -286,7 +280,7 @@ class Handover(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Handover:
-        """Read what `message` packed."""
+        """Unpack the result of `message`."""
         return cls(message.version, message.step, message.tensor)
 
 
@@ -305,7 +299,7 @@ class PusherLost(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> PusherLost | None:
-        """Read what `message` packed; None of an entry that is a pusher's own message."""
+        """Unpack the result of `message`; None for an entry that is a pusher's own message."""
         return cls(message.version) if message.kind is Kind.LEAVE and message.stop else None
 
 
@@ -346,7 +340,7 @@ class ShardCopy:
         self._missed: dict[int, int] = {}
         """Steps of pushers with parts that arrived before this copy led."""
         self._generation = self._succeeded = 0
-        self._heard: Counter[int] = Counter()
+        self._latest: Counter[int] = Counter()
         self._entered: Counter[int] = Counter()
 
     @property
@@ -425,7 +419,7 @@ class ShardCopy:
         self._asking.discard(pusher)
         for _, owed in self._unacknowledged:  # the lost one's answers are not for its replacement
             owed[:] = [reply for reply in owed if reply[0] != pusher]
-        self._heard[pusher] = max(self._heard[pusher], losses)
+        self._latest[pusher] = max(self._latest[pusher], losses)
         return self._enter_loss(pusher) if self.leads else []
 
     def lose_other(self) -> list[Reply]:
@@ -456,7 +450,7 @@ class ShardCopy:
         self._asking.clear()
         return self.other, AboutShard(Kind.JOIN, self.log.shard).message()
 
-    def hand_over(self) -> list[Reply]:
+    def transfer(self) -> list[Reply]:
         """Give a replacement of the other server all of the shard, as soon as there are parameters."""
         if not self.leads or self.followed:
             raise RefusedMessage(Reason.ORDER, f"shard {self.log.shard} was asked for out of turn")
@@ -469,7 +463,7 @@ class ShardCopy:
         return [(self.other, Handover(self.log.shard, self._generation, state).message())]
 
     def take_over(self, handover: Handover) -> None:
-        """Take what `hand_over` gave; raise `RefusedMessage` if it was not asked for, or is something else."""
+        """Accept the result of `transfer`; raise `RefusedMessage` if it was not requested or is malformed."""
         if self.whole:
             raise RefusedMessage(Reason.ORDER, f"shard {self.log.shard} arrived although it is here")
         requests, self._entered = unpacked(self.log, payload(handover.message()))
@@ -490,9 +484,9 @@ class ShardCopy:
         return [self._announcement(pusher, again=True), (self.other, Message(kind))]
 
     def _enter_loss(self, pusher: int) -> list[Reply]:
-        if self._heard[pusher] <= self._entered[pusher]:
+        if self._latest[pusher] <= self._entered[pusher]:
             return []
-        self._entered[pusher] = self._heard[pusher]
+        self._entered[pusher] = self._latest[pusher]
         return [] if self.part.done else self._enter(pusher, None)
 
     def _enter(self, pusher: int, message: Message | None) -> list[Reply]:
@@ -524,7 +518,7 @@ class ShardCopy:
             owed.append((pusher, Message(Kind.LEAVE, tag=self._tag)))
         self._unacknowledged.append((entry, owed))
         if not self.followed:
-            return self._release() + (self.hand_over() if self._awaited else [])
+            return self._release() + (self.transfer() if self._awaited else [])
         assert relayed is not None, "every entry is a message to the other copy"
         return [self._announcement(pusher), (self.other, relayed)]
 
@@ -562,7 +556,7 @@ class ShardCopy:
 
     def _taken(self, pusher: int, message: Message | None) -> Entry:
         entry = self.log.take(pusher, message)
-        self.log.tell(entry)
+        self.log.report(entry)
         return entry
 
     def _note(self, entry: Entry) -> None:
@@ -583,7 +577,7 @@ class ShardCopy:
     def _release(self) -> list[Reply]:
         entry, owed = self._unacknowledged.popleft()
         if entry is not None:
-            self.log.tell(entry)
+            self.log.report(entry)
         return owed
 
     def _tagged(self, reply: Message) -> Message:
@@ -610,7 +604,7 @@ class Requests:
         self._answered.add(rank)
 
     def forget(self, rank: int) -> None:
-        """A pusher is gone."""
+        """Handle the loss of a pusher."""
         self._last.pop(rank, None)
         self._answered.discard(rank)
 
@@ -651,7 +645,7 @@ class Entry:
         number: number of the entry, from 0; unanswered entries may be lost with a server, and others then
             have their numbers.
         source: the pusher's rank.
-        message: message that it sent; None: it is gone.
+        message: message that it sent; None: it has failed or left.
         replies: replies that it set free.
         version_before: updates before.
         version: updates now.
@@ -681,43 +675,43 @@ def _digest(part: ServerSession) -> str:
     return found.hexdigest()
 
 
-Told = Callable[[Entry], None]
+Observer = Callable[[Entry], None]
 
 
 class Log:
-    """A server of one shard, and how many entries it has taken.
+    """Log of one shard's replica: a server, and the number of messages that it has processed.
 
     Attributes:
         shard: number of the shard.
-        part: receiver of the entries.
-        told: receiver of every entry, if observed.
-        length: entries that have been taken.
+        part: server that processes the messages.
+        observer: observer of every entry; None: not observed.
+        length: number of processed messages.
     """
 
     def __init__(self, shard: int, part: ServerSession) -> None:
         self.shard = shard
         self.part = part
-        self.told: Told | None = None
+        self.observer: Observer | None = None
         self.length = 0
 
     def take(self, source: int, message: Message | None) -> Entry:
         """Let the server take an entry; raise `RefusedMessage`, with nothing changed, if it is none."""
-        part, told = self.part, self.told is not None
-        version, staleness = part.version, Counter(part.staleness) if told else Counter()
+        part, observed = self.part, self.observer is not None
+        version, staleness = part.version, Counter(part.staleness) if observed else Counter()
         replies = part.on_loss(source) if message is None else part.on_message(source, message)
         self.length += 1
         number = self.length - 1
-        if not told:
+        if not observed:
             return Entry(self.shard, number, source, message, replies)
-        applied = part.staleness - staleness
+        applied = Counter(part.staleness) - staleness
         return Entry(
             self.shard, number, source, message, replies, version, part.version, applied, _digest(part)
         )
 
-    def tell(self, entry: Entry) -> None:
+    def report(self, entry: Entry) -> None:
         """Return that an entry can be lost no more."""
-        if self.told is not None:
-            self.told(entry)
+        if self.observer is not None:
+            self.observer(entry)
 
 
 def packed(log: Log, requests: Any, losses: Counter[int]) -> Tensor:
@@ -727,8 +721,8 @@ def packed(log: Log, requests: Any, losses: Counter[int]) -> Tensor:
     names = {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
     same = {name: known for name, known in names.items() if known != name}
     once = {name: tensor for name, tensor in tensors.items() if name not in same}
-    told = {str(pusher): count for pusher, count in losses.items()}
-    record = {"server": facts, "same": same, "requests": requests, "losses": told, "entries": log.length}
+    stated = {str(pusher): count for pusher, count in losses.items()}
+    record = {"server": facts, "same": same, "requests": requests, "losses": stated, "entries": log.length}
     return pack_tensors(once, record)
 
 
@@ -760,12 +754,12 @@ class ReplicatedPushPull(PushPull):
         self._announces = [False] * len(self._servers)
         self._open: list[Message | None] = [None] * len(self._servers)
         self._sending: dict[int, list[Handle]] = {}
-        self._initialising = False
+        self._initializing = False
         self._losses: Counter[int] = Counter()
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """Give every server its shard; the shard of a server that is lost in the meantime goes to its keeper."""
-        self._initialising = True
+        self._initializing = True
         for position in range(len(self._servers)):
             for message in self._beginning(position):
                 self._send(position, message)
@@ -779,7 +773,7 @@ class ReplicatedPushPull(PushPull):
             except PeerLost as loss:
                 self._move(position, loss)
         for server in self._servers:  # also those without an open request
-            self._hear_of_loss(server)
+            self._note_loss(server)
 
     def leave(self) -> None:
         """Notify all servers that no push follows, and wait until both of each shard know it."""
@@ -809,7 +803,7 @@ class ReplicatedPushPull(PushPull):
                 self._ask_other(position)
                 continue
             self._open[position] = None
-            self._initialising &= any(self._open)
+            self._initializing &= any(self._open)
             return answer
 
     def _address(self, position: int) -> tuple[int, int]:
@@ -819,11 +813,11 @@ class ReplicatedPushPull(PushPull):
 
     def _send(self, position: int, message: Message) -> None:
         try:
-            self._send_there(position, message)
+            self._send_to_server(position, message)
         except PeerLost as loss:
             self._move(position, loss, also=message)
 
-    def _send_there(self, position: int, message: Message) -> None:
+    def _send_to_server(self, position: int, message: Message) -> None:
         """Send to the server of a shard; one that is asked because another is lost is notified of that before."""
         server = self._address(position)[0]
         if not self._announces[position]:
@@ -845,7 +839,7 @@ class ReplicatedPushPull(PushPull):
 
         One of them may be the replacement of a server that was lost before, and has its shards again. `also` is
         a message
-        that could not be sent. Raise `PeerLost` if both servers of a shard are lost, and no replacement is heard of.
+        that could not be sent. Raise `PeerLost` if both servers of a shard are lost, and no replacement is known.
         """
         moved, losses = self._leave_server(position, loss), 1
         clock = self._network.clock
@@ -853,7 +847,7 @@ class ReplicatedPushPull(PushPull):
         while moved:
             asked = moved[0]
             try:
-                self._ask_anew(asked, also if asked == position else None)
+                self._ask_again(asked, also if asked == position else None)
                 moved = moved[1:]
             except PeerLost as again:
                 losses += 1
@@ -867,7 +861,7 @@ class ReplicatedPushPull(PushPull):
         """Return all shards that were asked for where this one was; from now on they are asked for elsewhere."""
         lost = self._address(position)[0]
         self._losses[lost] = max(self._losses[lost], loss.losses)
-        self._hear_of_loss(lost)
+        self._note_loss(lost)
         moved = [each for each in range(len(self._servers)) if self._address(each)[0] == lost]
         for each in moved:
             self._turn(each)
@@ -876,7 +870,7 @@ class ReplicatedPushPull(PushPull):
     def _ask_other(self, position: int) -> None:
         self._turn(position)
         try:
-            self._ask_anew(position)
+            self._ask_again(position)
         except PeerLost as loss:
             self._move(position, loss)
 
@@ -885,15 +879,15 @@ class ReplicatedPushPull(PushPull):
         self._announces[position] = True
         self._sending[position] = []  # messages in transit to the lost one
 
-    def _ask_anew(self, position: int, also: Message | None = None) -> None:
-        again = self._beginning(position) if self._initialising else []
+    def _ask_again(self, position: int, also: Message | None = None) -> None:
+        again = self._beginning(position) if self._initializing else []
         open_ = self._open[position]
         for message in [*again, *([open_] if open_ is not None else [])]:
-            self._send_there(position, message)
+            self._send_to_server(position, message)
         if also is not None and not again and also is not open_:
-            self._send_there(position, also)
+            self._send_to_server(position, also)
 
-    def _hear_of_loss(self, server: int) -> None:
+    def _note_loss(self, server: int) -> None:
         """Take note that a server is lost, and of a replacement's greeting: else nothing could be sent to that one."""
         try:
             while self._network.poll(server, GREETING) is not None:
@@ -936,7 +930,7 @@ class OverlappedReplicatedPushPull(OverlappedPushPull, ReplicatedPushPull):
         elif kind is Kind.PUSH:
             self._open[position] = message
         try:
-            self._send_there(position, message)
+            self._send_to_server(position, message)
         except PeerLost as loss:
             self._move(position, loss)
         return _Sent(self._sending.setdefault(position, []))
@@ -944,15 +938,15 @@ class OverlappedReplicatedPushPull(OverlappedPushPull, ReplicatedPushPull):
     def _answer(self, position: int) -> Message:
         asked = self._open[position]
         answer = super()._answer(position)
-        self._ask_until_all_is_there(position, asked)
+        self._request_until_complete(position, asked)
         return answer
 
     def _take_part(self, position: int) -> None:
         asked = self._open[position]
         super()._take_part(position)
-        self._ask_until_all_is_there(position, asked)
+        self._request_until_complete(position, asked)
 
-    def _ask_until_all_is_there(self, position: int, asked: Message | None) -> None:
+    def _request_until_complete(self, position: int, asked: Message | None) -> None:
         """Repeat a request if its server is lost while parts of the answer are missing."""
         if asked is not None and self._awaited[position]:  # both servers have the gradient
             self._open[position] = asked._replace(tensor=payload(asked)[:0])

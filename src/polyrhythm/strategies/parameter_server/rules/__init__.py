@@ -1,1 +1,1 @@
-"""Interfaces of merge rules and aggregators, and their common parts."""
+"""Interface of merge rules."""

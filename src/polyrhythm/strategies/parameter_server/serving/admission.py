@@ -105,7 +105,7 @@ class Configuration(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Configuration:
-        """Read what `message` packed; raise `RefusedMessage` if the plan cannot be carried out."""
+        """Unpack the result of `message`; raise `RefusedMessage` if the plan cannot be carried out."""
         record = unpack_json(payload(message))
         try:
             return cls(OptimizerPlan.from_json(record), message.step)
@@ -167,7 +167,7 @@ class FiniteScreen:
         return False
 
     def is_spent(self, pusher: int) -> bool:
-        """Return whether a pusher must be let go."""
+        """Return whether a pusher must be evicted."""
         return 0 < self._eject_after <= self._in_a_row[pusher]
 
     def forget(self, pusher: int) -> None:

@@ -33,7 +33,8 @@ from polyrhythm.strategies.parameter_server.serving.parts import reply_in_parts
 from polyrhythm.strategies.parameter_server.serving.push_pull import OverlappedPushPull, PushPull
 from polyrhythm.strategies.parameter_server.serving.rule import Reply, Rule
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
-from polyrhythm.strategies.state import Held, State, below, without
+from polyrhythm.strategies.resharding import Held
+from polyrhythm.strategies.state import State, below, without
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import is_finite
 from polyrhythm.training.linear_factors import Pair
@@ -105,7 +106,7 @@ class CompressedPushPull(PushPull):
         return stops
 
     def state(self) -> State:
-        """Return what is kept back, by shard."""
+        """Return the compression errors, by shard."""
         tensors = {
             f"{_PUSHED}{number}.{name}": value
             for number, stretches in enumerate(self._stretches)
@@ -127,8 +128,8 @@ class CompressedPushPull(PushPull):
 
     def _beginning(self, position: int) -> list[Message]:
         configure, values = super()._beginning(position)
-        told = unpack_json(payload(configure)) | {_LAYOUT: self._layouts[position].to_json()}
-        return [configure._replace(tensor=pack_json(told)), values]
+        stated = unpack_json(payload(configure)) | {_LAYOUT: self._layouts[position].to_json()}
+        return [configure._replace(tensor=pack_json(stated)), values]
 
     def _ask(self, position: int, message: Message) -> Handle:
         if message.kind is Kind.PUSH:
@@ -173,15 +174,15 @@ class OverlappedCompressedPushPull(OverlappedPushPull, CompressedPushPull):
     def push_bucket(self, start: int, stop: int, step: Step) -> None:
         if (
             step.weight > 0 and step.learning_rate is not None
-        ):  # else what was kept back cannot be counted yet
+        ):  # else the compression errors cannot be counted yet
             self._rate = step.learning_rate
             super().push_bucket(start, stop, step)
 
     def push(self, step: Step, weight: float, learning_rate: float) -> None:
         if not self._leaving and weight > 0:
-            told = replace(step, weight=weight, learning_rate=learning_rate)
+            stated = replace(step, weight=weight, learning_rate=learning_rate)
             for start, stop in self._places[:-1]:
-                self.push_bucket(start, stop, told)
+                self.push_bucket(start, stop, stated)
         super().push(step, weight, learning_rate)
 
     def _ask(self, position: int, message: Message) -> Handle:
@@ -191,7 +192,7 @@ class OverlappedCompressedPushPull(OverlappedPushPull, CompressedPushPull):
 
 
 def _joined(kept: Sequence[Memory]) -> Memory:
-    """Return what is kept back of a shard, from that of its stretches."""
+    """Return the compression errors of a shard, from those of its stretches."""
     if len(kept) == 1:
         return dict(kept[0])
     found: Memory = {}
@@ -203,7 +204,7 @@ def _joined(kept: Sequence[Memory]) -> Memory:
 
 
 def _within(kept: Memory, stretch: Stretch) -> Memory:
-    """Return what is kept back of a stretch, from that of its shard."""
+    """Return the compression errors of a stretch, from those of its shard."""
     first, sections = stretch.layout.first, len(stretch.layout.sections)
     own = {factor_name(number) for number in range(first, first + sections)}
     return {
@@ -214,7 +215,7 @@ def _within(kept: Memory, stretch: Stretch) -> Memory:
 
 
 def _recut(found: list[Memory], shards: list[slice]) -> list[Memory]:
-    """Return what is kept back of other shards; what belongs to a whole layer begins again."""
+    """Return the compression errors for other shards; factors of whole layers are reset."""
     names = [name for name, value in found[0].items() if value.dim() and not name.startswith("factor.")]
     wholes = {name: torch.cat([kept[name] for kept in found]) for name in names}
     rate = {"rate": found[0]["rate"]} if "rate" in found[0] else {}
@@ -291,13 +292,13 @@ class CompressedSession(ServerSession):
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         if message.kind is Kind.CONFIGURE and message.tensor is not None:
-            told = unpack_json(message.tensor)
-            if not isinstance(told, dict) or _LAYOUT not in told:
+            stated = unpack_json(message.tensor)
+            if not isinstance(stated, dict) or _LAYOUT not in stated:
                 raise RefusedMessage(
                     Reason.MALFORMED, "an optimizer's plan arrived without the layout of its vector"
                 )
-            layout = Layout.from_json(told.pop(_LAYOUT))
-            replies = super().on_message(source, message._replace(tensor=pack_json(told)))
+            layout = Layout.from_json(stated.pop(_LAYOUT))
+            replies = super().on_message(source, message._replace(tensor=pack_json(stated)))
             self._layout = layout
             return self._answered(replies)
         if message.kind is Kind.PULL:
@@ -330,14 +331,14 @@ class CompressedSession(ServerSession):
 
     def load_state(self, state: State) -> None:
         tensors, facts = state
-        told = facts.get("compression")
-        if told is not None and told[_LAYOUT] is not None:
-            self._layout = Layout.from_json(told[_LAYOUT])
+        stated = facts.get("compression")
+        if stated is not None and stated[_LAYOUT] is not None:
+            self._layout = Layout.from_json(stated[_LAYOUT])
             if self._layout.size == len(tensors["values"]):  # else the shards were others
                 vectors = {
-                    number: tensors[f"{_KNOWN}{number}"].clone() for number in set(told["places"].values())
+                    number: tensors[f"{_KNOWN}{number}"].clone() for number in set(stated["places"].values())
                 }
-                self._held_by = {int(rank): vectors[number] for rank, number in told["places"].items()}
+                self._held_by = {int(rank): vectors[number] for rank, number in stated["places"].items()}
                 self._factors = {
                     rank: found for rank in self._held_by if (found := below(f"{_KNOWN}of.{rank}.", tensors))
                 }
@@ -411,7 +412,7 @@ class CompressedSession(ServerSession):
     def _change(
         self, held: Tensor, values: Tensor, cuts: list[int] | None, version: int, before: Memory
     ) -> _Change:
-        """Return what turns the parameters that a worker holds into nearly the server's."""
+        """Return the compressed change from a worker's parameters to approximately the server's."""
         factors, payloads, now = dict(before), [], torch.empty_like(held)
         for start, stop in pairwise([0, *(cuts or ()), len(values)]):
             layout = self._stretch(start, stop)
@@ -423,7 +424,7 @@ class CompressedSession(ServerSession):
 
 
 def compressed_session(compressor: Compressor) -> Callable[..., ServerSession]:
-    """Return what makes a session of compressed pushes, as the class makes one of plain pushes."""
+    """Return the constructor of sessions with compressed pushes."""
 
     def make(*args: Any) -> ServerSession:
         return CompressedSession(*args, compressor=compressor)

@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Part:
-        """Read what `message` packed; raise `RefusedMessage` if it has no tensor."""
+        """Unpack the result of `message`; raise `RefusedMessage` if it has no tensor."""
         return cls(message.step, payload(message), message.version == 1)
 
 
@@ -59,7 +59,7 @@ class DistanceExchange:
         self._own = self._servers[index]
         self._round = 0
         self._offered = 0
-        self._heard: dict[tuple[int, int], Tensor] = {}
+        self._latest: dict[tuple[int, int], Tensor] = {}
 
     def knows(self, rank: int) -> bool:
         """Return whether a rank is another server."""
@@ -70,49 +70,50 @@ class DistanceExchange:
 
         Names instead of a part are `(k,)`, int64.
         """
-        self._heard[self._offered, self._own] = part
+        self._latest[self._offered, self._own] = part
         message = Part(self._offered, part.flatten().view(torch.uint8), names=part.dim() == 1).message()
         self._offered += 1  # the round may be over for this server before others have sent theirs
         return [(rank, message) for rank in self._servers if rank != self._own]
 
     def on_message(self, source: int, message: Message) -> None:
         """Take another server's part; raise `RefusedMessage` unless it is a square of this round or the next."""
-        told = Part.of(message)
-        part = self._named(told.raw) if told.names else self._square(told)
-        if not 0 <= told.round - self._round <= 1 or (told.round, source) in self._heard:
+        stated = Part.of(message)
+        part = self._named(stated.raw) if stated.names else self._square(stated)
+        if not 0 <= stated.round - self._round <= 1 or (stated.round, source) in self._latest:
             raise RefusedMessage(
-                Reason.STEP, f"a part of round {told.round} arrived from rank {source} in round {self._round}"
+                Reason.STEP,
+                f"a part of round {stated.round} arrived from rank {source} in round {self._round}",
             )
-        self._heard[told.round, source] = part
+        self._latest[stated.round, source] = part
 
     def _named(self, raw: Tensor) -> Tensor:
         if raw.dtype != torch.uint8 or raw.numel() % 8 or self._unnamed is not None:
             raise RefusedMessage(Reason.PAYLOAD, f"{raw.numel()} numbers, {raw.dtype}, are no names")
         return raw.view(torch.int64)
 
-    def _square(self, told: Part) -> Tensor:
-        raw = told.raw
+    def _square(self, part: Part) -> Tensor:
+        raw = part.raw
         size = isqrt(raw.numel() // 8)
         rows = size if self._unnamed in (None, size) or not size else size + 1
         if raw.dtype != torch.uint8 or raw.numel() != 8 * rows * size:
             raise RefusedMessage(
                 Reason.PAYLOAD, f"a part of {raw.numel()} numbers, {raw.dtype}, is no square"
             )
-        own = self._heard.get((self._round, self._own)) if self._unnamed is None else None
-        if told.round == self._round and own is not None and own.dim() == 2 and len(own) != size:
+        own = self._latest.get((self._round, self._own)) if self._unnamed is None else None
+        if part.round == self._round and own is not None and own.dim() == 2 and len(own) != size:
             raise RefusedMessage(
                 Reason.PAYLOAD, f"a part of {size} gradients arrived where {len(own)} are compared"
             )
         return raw.view(torch.float64).view(rows, size)
 
     def all(self) -> list[Tensor] | None:
-        """Return all parts, in the servers' order, once they are there; then the next round begins."""
-        parts = [self._heard.get((self._round, rank)) for rank in self._servers]
+        """Return all parts, in the servers' order, once they have arrived; then the next round begins."""
+        parts = [self._latest.get((self._round, rank)) for rank in self._servers]
         found = [part for part in parts if part is not None]
         if len(found) < len(parts):
             return None
         for rank in self._servers:
-            del self._heard[self._round, rank]
+            del self._latest[self._round, rank]
         self._round += 1
         return found
 

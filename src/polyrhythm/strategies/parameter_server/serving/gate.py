@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 from polyrhythm.strategies.parameter_server.serving.membership import Rounds
+from polyrhythm.strategies.state import Stateful
 
 CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"
 
@@ -37,12 +38,12 @@ class Decision(NamedTuple):
 
 
 @cache
-def let_through(pusher: int) -> Decision:
+def apply_one(pusher: int) -> Decision:
     """Return the decision to apply a pusher's gradient at once, alone, and to answer it."""
     return Decision(apply=(pusher,), answer=(pusher,))
 
 
-class Gate:
+class Gate(Stateful):
     """One server's state of a consistency. Pushers are numbered from 0.
 
     Attributes:
@@ -61,7 +62,7 @@ class Gate:
 
     def arrive(self, pusher: int, step: int) -> Decision:
         """Decide what becomes of a gradient of `pusher`'s step `step`, held from now on: by default let it through."""
-        return let_through(pusher)
+        return apply_one(pusher)
 
     def repeat(self, pusher: int, step: int, due: int) -> Decision | None:
         """Decide on a repeated step, where `due` is the pusher's next.
@@ -104,13 +105,6 @@ class Gate:
         """Let a pusher in that has joined, at the round that it names; called only where there are `rounds`."""
         raise NotImplementedError
 
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed gate needs, JSON-able."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
-
 
 class RoundsGate(Gate):
     """The base of gates with rounds that pushers take together.
@@ -136,9 +130,9 @@ class RoundsGate(Gate):
         """Decide what follows from all that the gate knows now."""
         raise NotImplementedError
 
-    def let_in(self, *, alone: bool) -> tuple[int, ...]:
-        """Return the replacements that enter now, and take part from now on; see `Rounds.let_in`."""
-        entered = tuple(self.rounds.let_in(alone=alone))
+    def admit(self, *, alone: bool) -> tuple[int, ...]:
+        """Return the replacements that enter now, and take part from now on; see `Rounds.admit`."""
+        entered = tuple(self.rounds.admit(alone=alone))
         self.present.update(entered)
         return entered
 
@@ -184,10 +178,6 @@ class Consistency(Config):
     @abstractmethod
     def spares(self, pushers: int) -> int:
         """Number of pushers that may be lost at once while the others continue."""
-
-    def all_at(self, pushers: int, step: int) -> dict[str, Any]:
-        """Return the state of a gate of `pushers` pushers that all begin with a step, without held gradients."""
-        return {}
 
     @abstractmethod
     def gate(self, pushers: int) -> Gate:

@@ -54,10 +54,10 @@ class PusherRegistry:
         self._spared_by = spared_by
         self._left: set[int] = set()
         self._lost: set[int] = set()
-        self._let_go: set[int] = set()
+        self._dismissed: set[int] = set()
 
     @property
-    def there(self) -> int:
+    def present(self) -> int:
         """Number of present pushers."""
         return len(self.pushers) - len(self._left)
 
@@ -77,11 +77,11 @@ class PusherRegistry:
                 return False
             self._left.remove(rank)
             self._lost.discard(rank)
-            self._let_go.discard(rank)
+            self._dismissed.discard(rank)
         return True
 
     def leave(self, rank: int) -> bool:
-        """Take note that a pusher has left or is lost; return whether it was there.
+        """Record that a pusher has left or failed; return whether it was present.
 
         The second leave of the pusher that has the final parameters ends the run.
         """
@@ -100,7 +100,7 @@ class PusherRegistry:
         return self.leave(rank)
 
     def miss(self, rank: int) -> None:
-        """Count a pusher that is there as lost until a replacement enters; raise `RunError` if too many are."""
+        """Count a present pusher as failed until a replacement enters; raise `RunError` if too many have failed."""
         if rank not in self._left:
             self._lost.add(rank)
         if 0 < self._spares < len(self._lost):
@@ -110,14 +110,14 @@ class PusherRegistry:
                 f"{self._spares}: continue with --resume, or start a new run with more spare ones"
             )
 
-    def let_go(self, rank: int) -> None:
+    def dismiss(self, rank: int) -> None:
         """Note that a pusher is asked to leave."""
         self.ejected += 1
-        self._let_go.add(rank)
+        self._dismissed.add(rank)
 
-    def was_let_go(self, rank: int) -> bool:
+    def was_dismissed(self, rank: int) -> bool:
         """Return whether a pusher was asked to leave, and has no replacement."""
-        return rank in self._let_go
+        return rank in self._dismissed
 
     def take_asking(self) -> list[int]:
         """Return the ranks that wait for the first parameters, which wait no more."""
@@ -127,7 +127,7 @@ class PusherRegistry:
     @property
     def ready_to_end(self) -> int | None:
         """Rank that can be given the final parameters now, since no pusher can change them any more; or None."""
-        return self.final if not self.there else None
+        return self.final if not self.present else None
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Entrance:
 
     @classmethod
     def of(cls, message: Message) -> Entrance:
-        """Read what `message` packed; raise `RefusedMessage` if it carries more."""
+        """Unpack the result of `message`; raise `RefusedMessage` if it has further fields."""
         admit_bare(message._replace(step=0))
         return cls(message.step)
 
@@ -218,7 +218,7 @@ class Rounds:
         self._coming.add(worker)
         self._begins_at[worker] = number
 
-    def let_in(self, *, alone: bool) -> list[int]:
+    def admit(self, *, alone: bool) -> list[int]:
         """Return the replacements that enter now; `alone`: skip rounds before theirs, without workers."""
         if alone and self._coming:
             self.number = max(self.number, min(self._begins_at[worker] for worker in self._coming))
@@ -227,7 +227,7 @@ class Rounds:
         return entered
 
     def forget(self, worker: int) -> None:
-        """A worker is gone."""
+        """Handle the loss of a worker."""
         self._invited.discard(worker)
         self._coming.discard(worker)
         self._next[worker] = _NO_STEP

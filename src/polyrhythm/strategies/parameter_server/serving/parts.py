@@ -27,13 +27,13 @@ from polyrhythm.strategies.parameter_server.serving.rule import Reply
 
 
 @dataclass
-class Coming:
+class PartialPush:
     """A gradient that has arrived in part.
 
     Attributes:
         numbers: `(n,)`, of the whole shard; those from `start` on are there.
         step: step of its pusher.
-        start: start of the first number that is there.
+        start: index of the first number that has arrived.
         weight: weight of its pusher, in full batches.
         cuts: starts of its parts.
     """
@@ -49,7 +49,7 @@ class PushParts:
     """Parts of pushes at one server, by the pushers' ranks."""
 
     def __init__(self) -> None:
-        self._coming: dict[int, Coming] = {}
+        self._coming: dict[int, PartialPush] = {}
         self._cuts: dict[int, list[int]] = {}
         """Cuts of the answer to a complete push."""
 
@@ -70,7 +70,7 @@ class PushParts:
                     Reason.ORDER,
                     f"the first part of a gradient ends at {stop:,}, where {len(values):,} parameters are",
                 )
-            coming = self._coming[source] = Coming(torch.empty_like(values), step, stop, message.weight)
+            coming = self._coming[source] = PartialPush(torch.empty_like(values), step, stop, message.weight)
         if not (size > 0 and start >= 0 and stop == coming.start):
             raise RefusedMessage(
                 Reason.ORDER,
@@ -102,12 +102,12 @@ class PushParts:
         self._cuts[source] = sorted(cut for cut in coming.cuts if cut > 0)
         return message._replace(tensor=coming.numbers)
 
-    def coming(self, source: int) -> Coming | None:
+    def coming(self, source: int) -> PartialPush | None:
         """Return the arrived numbers of an incomplete push."""
         return self._coming.get(source)
 
     def forget(self, source: int) -> None:
-        """Forget the parts of a pusher that begins again or is gone."""
+        """Forget the parts of a pusher that begins again or is lost."""
         self._coming.pop(source, None)
         self._cuts.pop(source, None)
 

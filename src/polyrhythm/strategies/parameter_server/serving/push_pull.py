@@ -29,24 +29,13 @@ from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle, LentMemory
 from polyrhythm.communication.message import Kind, Message, message_of
-from polyrhythm.errors import LetGo, PeerLost, RequestError
+from polyrhythm.errors import Dismissed, PeerLost, RequestError
 from polyrhythm.strategies.parameter_server.serving.admission import Configuration, payload
 from polyrhythm.strategies.parameter_server.serving.membership import latest_entrance
 from polyrhythm.strategies.parameter_server.serving.planned_push import Planned, packed_push
-from polyrhythm.strategies.state import State
-from polyrhythm.strategies.worker_part import (
-    CatchesUp,
-    Follows,
-    HearsOfStop,
-    LazyUse,
-    OverlapsBackward,
-    SkipsSteps,
-    Step,
-    UsesServers,
-    WorkerPart,
-    WorkerSetting,
-    Writes,
-)
+from polyrhythm.strategies.state import OWN, Part, StateField, Stateful
+from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting, Writes
+from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import is_finite, shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan, update_as
 
@@ -61,10 +50,13 @@ class ServerLink:
     Args:
         plan: plan of the servers' optimizer; None: they have none.
         pushes: pushes that every pusher makes in the whole run, where servers must know it; 0: not known.
+
+    Attributes:
+        known: number of this worker's steps that each server knew when `pull_whole` was called last.
     """
 
     # Among thousands of simulated workers each line of memory that a step touches is out of the cache.
-    __slots__ = ("_network", "_plan", "_pushes", "_servers", "_shards", "_vector", "_versions")
+    __slots__ = ("_network", "_plan", "_pushes", "_servers", "_shards", "_vector", "_versions", "known")
 
     def __init__(self, setting: WorkerSetting, plan: OptimizerPlan | None = None, pushes: int = 0) -> None:
         self._network = setting.network
@@ -74,9 +66,10 @@ class ServerLink:
         self._plan = plan
         self._pushes = pushes
         self._vector = setting.flat.vector
+        self.known: tuple[int, ...] = ()
 
-    def initialise(self) -> None:
-        """Give every server its shard and how to optimise it; one worker calls this, before anyone pushes."""
+    def initialize(self) -> None:
+        """Give every server its shard and how to optimize it; one worker calls this, before anyone pushes."""
         for position, server in enumerate(self._servers):
             for message in self._beginning(position):
                 self._network.send(server, message)
@@ -86,8 +79,13 @@ class ServerLink:
 
         Raise `PeerLost` if this is a replacement, and the run that it would join is ending.
         """
-        values, steps, _ = self._whole(self._pulled(final))
-        return values, steps
+        answers = self._pulled(final)
+        for server, answer in zip(self._servers, answers, strict=True):
+            if answer.kind is _LEAVE:  # others may have admitted it before they were notified of the end
+                raise PeerLost(server, "joining a run that is ending")
+        self._versions = [answer.version for answer in answers]
+        self.known = tuple(answer.step for answer in answers)
+        return torch.cat([payload(answer) for answer in answers]), min(self.known)
 
     def leave(self) -> None:
         """Notify all servers that no push follows; after the final pull, that they may exit."""
@@ -95,23 +93,14 @@ class ServerLink:
             self._network.send(server, Message(Kind.LEAVE))
 
     def _pulled(self, final: bool) -> list[Message]:
-        answers = self._asked(Message(Kind.PULL, stop=final))
+        answers = self._answers(Message(Kind.PULL, stop=final))
         entrance = latest_entrance(answers)
-        return answers if entrance is None else self._asked(entrance)
+        return answers if entrance is None else self._answers(entrance)
 
-    def _asked(self, question: Message) -> list[Message]:
+    def _answers(self, question: Message) -> list[Message]:
         for position in range(len(self._servers)):
             self._ask(position, question).wait()
         return [self._answer(position) for position in range(len(self._servers))]
-
-    def _whole(self, answers: Sequence[Message]) -> tuple[Tensor, int, bool]:
-        """Return what all answers hold together, the least of their steps, and whether this worker must stop."""
-        for server, answer in zip(self._servers, answers, strict=True):
-            if answer.kind is _LEAVE:  # others may have asked it in before they heard of the end
-                raise PeerLost(server, "joining a run that is ending")
-        self._versions = [answer.version for answer in answers]
-        values = torch.cat([payload(answer) for answer in answers])
-        return values, min(answer.step for answer in answers), any(answer.stop for answer in answers)
 
     def _beginning(self, position: int) -> list[Message]:
         shard = self._shards[position]
@@ -128,7 +117,7 @@ class ServerLink:
         return self._network.receive(self._servers[position])[1]
 
 
-class PushPull(ServerLink):
+class PushPull(ServerLink, Stateful):
     """Exchanges a worker's flat vectors with the servers.
 
     Args:
@@ -218,7 +207,7 @@ class PushPull(ServerLink):
         self._under_way = under_way
 
     def _planned(self, step: Step) -> list[Tensor]:
-        """Return what is pushed of every shard where that is more than the gradient."""
+        """Return the push of every shard, with plan or changes in addition to the gradient."""
         plan, flat = step.plan, self._flat
         if plan is not None:
             missing = [flat.views[position] for position in flat.without_gradient]
@@ -243,24 +232,17 @@ class PushPull(ServerLink):
             self._move_gradients()
         return stop
 
-    def state(self) -> State:
-        """Return what a resumed worker needs of it."""
-        return {}, {}
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
-
     def check_losses(self) -> None:
         """Take note of servers that were lost while nothing was asked of them, where others have their shards."""
 
     def _take_answers(self, answers: Sequence[Message] = ()) -> bool:
-        """Take the servers' answers; wait for them, unless they are there."""
+        """Receive the servers' answers; wait for them if necessary."""
         reached, anyone_stops, overwrite = None, False, self._overwrite
         for position, server in enumerate(self._servers):
             answer = answers[position] if answers else self._answer(position)
             kind, tensor, version, step, _, _, stop, _ = answer
             if kind is _LEAVE and stop:
-                raise LetGo(server, "too many of its gradients in a row were not finite")
+                raise Dismissed(server, "too many of its gradients in a row were not finite")
             if kind is _LEAVE:
                 raise PeerLost(server, "joining a run that is ending")
             if tensor is not None and overwrite is not None:
@@ -393,7 +375,7 @@ class OverlappedPushPull(PushPull):
         self._versions[position] = answer.version
 
 
-class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
+class ServedWorker(WorkerPart):
     """Pushes the gradients of every step and continues with the servers' answers.
 
     Args:
@@ -407,9 +389,10 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
             after they were pushed, since servers may change them then, nor where a user's loop keeps them.
     """
 
+    fields = (StateField("", Part, OWN, at="_own"),)
     __slots__ = (
+        "_distributes",
         "_flat",
-        "_hands_out",
         "_has_left",
         "_leads",
         "_leaves_at_once",
@@ -432,12 +415,12 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
     ) -> None:
         super().__init__()
         self._scales_parts, self._lends_gradients = scales_parts, lends_gradients
-        self.follows = Follows.PLAN if takes_plans else Follows.NOTHING
+        self.follows = OptimizerSource.PLAN if takes_plans else OptimizerSource.NOTHING
         self.writes = Writes.IN_STEP if takes_plans and not own_updates else Writes.LOST
         self._leaves_at_once = dropped_late
         self._has_left = False
         self._leads = setting.workers.rank == 0
-        self._hands_out = self._leads and not setting.succeeds
+        self._distributes = self._leads and not setting.succeeds
         self._servers = servers or PushPull(setting)
         self._flat = setting.flat
         self._optimizer = setting.plan.build(setting.flat.vector) if own_updates else None
@@ -449,8 +432,8 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         """
         if self._lends_gradients:
             self._servers.lend_gradients()
-        if self._hands_out:
-            self._servers.initialise()
+        if self._distributes:
+            self._servers.initialize()
         reached = self._servers.pull()
         if self._servers.stops:
             self._leave()
@@ -504,20 +487,16 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
             self._servers.leave()
             self._has_left = True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._servers.leave()
 
-    def state(self) -> State:
-        return self._servers.state() if self._optimizer is None else self._optimizer.state()
-
-    def load_state(self, state: State) -> None:
-        if self._optimizer is None:
-            self._servers.load_state(state)
-        else:
-            self._optimizer.load_state(*state)
+    @property
+    def _own(self) -> Stateful | FlatOptimizer:
+        """State of this worker: its optimizer if it updates its own copy, else compression errors."""
+        return self._servers if self._optimizer is None else self._optimizer
 
 
-class OverlappingWorker(ServedWorker, OverlapsBackward, LazyUse):
+class OverlappingWorker(ServedWorker):
     """Like `ServedWorker`, but concurrent with the passes; see the top of this file."""
 
     def __init__(self, setting: WorkerSetting, servers: OverlappedPushPull, **more: bool) -> None:
@@ -559,7 +538,7 @@ class OverlappingWorker(ServedWorker, OverlapsBackward, LazyUse):
         super().end()
 
     def _check_was_awaited(self, bucket: int) -> None:
-        """Take what of a bucket no forward pass has waited for; it must have no gradient."""
+        """Receive the parameters of a bucket that no forward pass has waited for; it must have no gradient."""
         start, stop = self._places[bucket]
         if not self._overlapped.awaits(start, stop):
             return

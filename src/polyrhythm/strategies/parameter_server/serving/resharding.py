@@ -21,7 +21,9 @@ from torch import Tensor
 
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.state import Held, Resharding, State, StateField, below, prefixed
+from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
+from polyrhythm.strategies.resharding import EVERYTHING_OF_SERVER, Held, Resharding, begun
+from polyrhythm.strategies.state import Conversion, Part, Start, State, StateField, below, prefixed, reset
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizer_state import recut_optimizer
@@ -54,26 +56,24 @@ def of_servers(
                 found[worker] = steps * round_steps
         return found
 
+    def gate(start: Start) -> dict[str, Any]:
+        """Return the state of a gate where all pushers begin with a step, without held gradients."""
+        return begun(consistency.gate(pushers).fields, Start(start.step // round_steps, 0, pushers))
+
     servers = (
-        StateField("held.*", "reset", "server"),
-        StateField("seen.*", "reset", "server"),
-        StateField("merge.*", "keep", "pusher"),
-        StateField("steps", "reset", "pusher", lambda start: start.step // round_steps),
-        StateField("held", "reset", "server", lambda start: []),
-        StateField("left_out", "reset", "server", lambda start: {}),
-        StateField(
-            "gate",
-            "reset",
-            "server",
-            lambda start: consistency.all_at(pushers, start.step // round_steps),
-        ),
-        StateField("*", "keep", "server"),
+        StateField("held", Part, reset([], "server")),
+        StateField("seen", Part, Conversion("reset", "server")),
+        StateField("merge", Part, Conversion("keep", "pusher")),
+        StateField("steps", list[int], reset(lambda start: start.step // round_steps, "pusher")),
+        StateField("left_out", dict[int, list[list[int]]], reset({}, "server")),
+        StateField("gate", Part, reset(gate, "server")),
+        EVERYTHING_OF_SERVER,
     )
     return Resharding(
         after=workers,
         text="the servers continue with their parameters and optimizers, and count all steps from 0",
         remark=_left_out,
-        workers=(StateField("*", "keep", "worker"),),
+        workers=ServedWorker.fields,
         servers=servers,
         count=applied,
         pushers=lambda server: pushers,

@@ -66,7 +66,7 @@ class Given(NamedTuple):
     Attributes:
         kind: kind of the message.
         tensor: `(n,)`, which does not change any more.
-        step: step that the message is about.
+        step: step of the message.
     """
 
     kind: Kind
@@ -79,7 +79,7 @@ class Applied(NamedTuple):
 
     Attributes:
         batch: the contributions that are over: all that were given, but for those that not all servers have.
-        updates: updates that were made of them; 0 where all are of empty batches, or where they are too few.
+        updates: number of updates made of them; 0 if all batches are empty, or if there are too few.
         staleness: number of applied gradients by staleness.
         answers: answers to pushers instead of the parameters, by their numbers; None: nothing else.
     """
@@ -98,17 +98,17 @@ class Deferred(NamedTuple):
     """A batch waits for messages of other servers.
 
     Attributes:
-        tell: messages to other servers.
+        notify: messages to other servers.
     """
 
-    tell: Sequence[Reply] = ()
+    notify: Sequence[Reply] = ()
 
 
 class News(NamedTuple):
     """Result of another server's message.
 
     Attributes:
-        updates: updates that were made of it.
+        updates: number of updates made of it.
         stop: whether a pusher elsewhere was asked to stop.
         done: whether the run is over.
     """
@@ -119,16 +119,16 @@ class News(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """The pushers that are there.
+    """The present pushers.
 
     Attributes:
-        there: number of pushers.
+        present: number of pushers.
         lost: whether any is lost and has no replacement yet.
         final: whether the final parameters are asked for.
         done: whether the run is over.
     """
 
-    there: int
+    present: int
     lost: bool
     final: bool
     done: bool
@@ -138,7 +138,7 @@ class Rule:
     """One server's rule, with its state.
 
     Attributes:
-        gate: decides when contributions are applied, and which pushers are answered.
+        gate: gate, which decides when contributions are applied and which pushers are answered.
         values: `(n,)`, the shard; empty until it has been begun with.
         ready: whether there are parameters.
         final: whether no other server can change them any more, once all pushers have left.
@@ -154,7 +154,7 @@ class Rule:
         leaves_out: whether contributions of empty batches are recorded as dropped.
         converses: whether it sends messages to other servers on its own, and so gets the membership
             (`attend`).
-        told: messages to other servers, which the session sends next.
+        outgoing: messages to other servers, which the session sends next.
         screens: whether contributions with non-finite numbers count as empty batches.
         admit: check of a contribution, which raises if it cannot be right; see `admit_push`.
     """
@@ -176,7 +176,7 @@ class Rule:
         self.gate = gate
         self.values = torch.empty(0)
         self.ready = False
-        self.told: list[Reply] = []
+        self.outgoing: list[Reply] = []
         self.final = True
 
     def configure(self, message: Message) -> None:
@@ -197,7 +197,8 @@ class Rule:
         Raise `RefusedMessage` if no server sends this now.
         """
         raise RefusedMessage(
-            Reason.SENDER, f"a server heard {message.kind.name} from rank {peer}, which pushes nothing here"
+            Reason.SENDER,
+            f"a server received {message.kind.name} from rank {peer}, which pushes nothing here",
         )
 
     def resume(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred | None:
@@ -216,10 +217,10 @@ class Rule:
         return True
 
     def enter(self, pusher: int) -> None:
-        """Forget what is known of a pusher, which has a replacement."""
+        """Forget a pusher that has a replacement."""
 
     def state(self) -> State:
-        """Return what a resumed rule needs, nothing that the session counts; raise `RefusedMessage` if not ready."""
+        """Return the state of the rule, without the session's counters; raise `RefusedMessage` if not ready."""
         raise NotImplementedError
 
     def load_state(self, state: State) -> None:

@@ -17,7 +17,7 @@ knowledge of ranks and repeated steps: the `Gate` decides when, the `Rule` decid
     Decision ─▶ drop ─▶ apply: rule.apply ─▶ Applied ─▶ answer, or acknowledge
                             └─ Deferred: message to other servers ─▶ rule.on_peer ─▶ rule.resume ─▶ Applied
 
-A rule that converses with other servers puts its messages to them in `Rule.told`; they leave before the
+A rule that converses with other servers puts its messages to them in `Rule.outgoing`; they leave before the
 replies:
 
     any message ─▶ as above ─▶ gate.applied: unblocked pushers ─▶ rule.attend: membership ─▶ messages, replies
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, message_of
 from polyrhythm.strategies.parameter_server.serving.admission import FiniteScreen, admit_bare, payload
-from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate, let_through
+from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate, apply_one
 from polyrhythm.strategies.parameter_server.serving.membership import Entrance, PusherRegistry
 from polyrhythm.strategies.parameter_server.serving.parts import PushParts
 from polyrhythm.strategies.parameter_server.serving.rule import (
@@ -51,12 +51,12 @@ from polyrhythm.strategies.parameter_server.serving.rule import (
     contribution_of,
 )
 from polyrhythm.strategies.server_part import CountsLatestStaleness, ServerStats
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.state import State, StateField, Stateful
 
 _PARAMETERS, _PUSH = Kind.PARAMETERS, Kind.PUSH  # an enum is slow to ask for its members
 
 
-class ServerSession(CountsLatestStaleness):
+class ServerSession(CountsLatestStaleness, Stateful):
     """One server; see `ServerPart`.
 
     A *pusher* is a rank that pushes gradients: a worker, or what stands for a group of workers.
@@ -65,7 +65,7 @@ class ServerSession(CountsLatestStaleness):
         pushers: ranks that push gradients, in the order in which the gate numbers them.
         spares: number of pushers that may be lost at once; 0: the run decides.
         spared_by: limiting rule, for an error's text.
-        eject_after: gradients of a pusher in a row that are not finite, after which it is let go; 0: never.
+        eject_after: gradients of a pusher in a row that are not finite, after which it is evicted; 0: never.
 
     Attributes:
         version: updates applied so far.
@@ -73,6 +73,12 @@ class ServerSession(CountsLatestStaleness):
         dropped: number of late gradients that were dropped.
         stop: whether a pusher was asked to stop; all answers then carry the request.
     """
+
+    fields = (
+        StateField("version", int, at="version"),
+        StateField("staleness", dict[int, int], at="staleness"),
+        StateField("dropped", int, at="dropped", absent=0),
+    )
 
     def __init__(
         self,
@@ -83,7 +89,7 @@ class ServerSession(CountsLatestStaleness):
         eject_after: int = 0,
     ) -> None:
         self.version = 0
-        self.staleness: Counter[int] = Counter()
+        self.staleness: dict[int, int] = {}
         self.dropped = 0
         self.stop = False
         self._latest_staleness: Counter[int] = Counter()
@@ -95,7 +101,7 @@ class ServerSession(CountsLatestStaleness):
         self._turns = rule.gate.takes_turns or rule.gate.rounds is not None
         # Class attributes are slower to look up through an instance.
         self._admit, self._last, self._screens = rule.admit, rule.last, rule.screens
-        self._lets_through = type(rule.gate).arrive is Gate.arrive
+        self._applies_all = type(rule.gate).arrive is Gate.arrive
         self._registry = PusherRegistry(pushers, spares, spared_by)
         self._numbers = self._registry.numbers
         self._held = HeldGradients(len(pushers))
@@ -121,7 +127,7 @@ class ServerSession(CountsLatestStaleness):
 
     @property
     def steps(self) -> dict[int, int]:
-        """Number of each pusher's gradients that need not be pushed again: applied, held for good, or over."""
+        """Number of each pusher's gradients that need not be pushed again: applied, held permanently, or dropped."""
         return dict(zip(self._registry.pushers, self._held.steps, strict=True))
 
     @property
@@ -131,9 +137,9 @@ class ServerSession(CountsLatestStaleness):
         return {pushers[number]: found for number, found in self._held.left_out.by_pusher.items()}
 
     def stats(self) -> ServerStats:
-        """Return what it has counted."""
+        """Return its counters."""
         return ServerStats(
-            dict(self.staleness),
+            self.staleness.copy(),
             self.version,
             self.steps,
             self._screen.total,
@@ -149,7 +155,7 @@ class ServerSession(CountsLatestStaleness):
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Handle a message from a rank; return the replies; raise `RefusedMessage` if no rank sends it now."""
         if source not in self._numbers:
-            return self._hear_peer(source, message)
+            return self._handle_peer(source, message)
         # By its place: the fields of a named tuple are looked up in its class each time.
         pusher, kind = self._numbers[source], message[0]
         if kind is self._contributes:
@@ -161,7 +167,7 @@ class ServerSession(CountsLatestStaleness):
         elif kind is Kind.LEAVE:
             replies = self._leave(pusher, source, message)
         elif kind is Kind.JOIN:
-            replies = self._come_in(pusher, source, message)
+            replies = self._enter_round(pusher, source, message)
         else:
             replies = self._begin(pusher, source, message)
         return replies if self._plain else self._completed(replies)
@@ -175,18 +181,18 @@ class ServerSession(CountsLatestStaleness):
             self._parts.forget(rank)
         if not self._registry.lose(rank):
             return []
-        replies = self._go_on_without(rank)
+        replies = self._continue_without(rank)
         return replies if self._plain else self._completed(replies)
 
     def answer_again(self, source: int) -> list[Reply]:
         """Repeat the answer to a pusher after the loss of a server: with the parameters as they are now."""
         registry = self._registry
-        let_go = registry.was_let_go(source)
-        if let_go or not (registry.is_there(source) or source == registry.final):
-            return [(source, Message(Kind.LEAVE, stop=let_go))]
+        dismissed = registry.was_dismissed(source)
+        if dismissed or not (registry.is_there(source) or source == registry.final):
+            return [(source, Message(Kind.LEAVE, stop=dismissed))]
         return self._invitation(source) or [self._answer(self._numbers[source], source)]
 
-    # A pusher that stands for several workers may be silent until another of them speaks for it.
+    # A pusher that represents several workers may pause until another of them sends for it.
 
     @property
     def final(self) -> int | None:
@@ -206,15 +212,15 @@ class ServerSession(CountsLatestStaleness):
         self._registry.final = None
 
     def silence(self, rank: int) -> list[Reply]:
-        """Wait for a pusher no longer, which is not lost, until `hear_again`."""
+        """Wait for a pusher no longer, which is not lost, until `readmit`."""
         number = self._numbers[rank]
         self._readings.forget(number)
         if rank in self._registry.asking:
             self._registry.asking.remove(rank)
         return self._carry_out(self._gate.leave(number))
 
-    def hear_again(self, rank: int) -> None:
-        """Count on a pusher again that was silent."""
+    def readmit(self, rank: int) -> None:
+        """Expect gradients again of a pusher that had paused."""
         self._gate.join(self._numbers[rank])
 
     def dismiss(self, rank: int, *, lost: bool) -> list[Reply]:
@@ -222,9 +228,9 @@ class ServerSession(CountsLatestStaleness):
         if lost:
             self._registry.miss(rank)
         self._registry.leave(rank)
-        return self._go_on_without(rank)
+        return self._continue_without(rank)
 
-    def let_in_late(self, rank: int) -> list[Reply]:
+    def admit_late(self, rank: int) -> list[Reply]:
         """Answer a pusher that is through here, while another shard wants a step of it; in lockstep, in a round."""
         if self._rounds is None:
             return [self._answer(self._numbers[rank], rank)]
@@ -236,18 +242,18 @@ class ServerSession(CountsLatestStaleness):
         if not self._registry.pushers:  # a site's server without workers
             return {}, {}
         tensors, facts = self._rule.state()
-        held, held_facts = self._held.state(comes_again=self._rule.forgets)
-        return tensors | held, {**self._counts(), "gate": self._gate.state(), **held_facts, **facts}
+        held, held_facts = self._held.lasting_state(again=self._rule.forgets)
+        counts, gate = super().state()[1], self._gate.state()[1]
+        return tensors | held, {**counts, "gate": gate, **held_facts, **facts}
 
     def load_state(self, state: State) -> None:
         """Restore what `state` returned; worker 0's initial parameters are then not needed."""
-        tensors, facts = state
-        if not facts:
+        if not (facts := state[1]):
             return
-        self._take_counts(facts)
+        super().load_state(state)
         self._rule.load_state(state)
-        self._held.load_state(tensors, facts)
-        self._gate.load_state(facts.get("gate", {}))  # not all that are older have one
+        self._held.load_state(state)
+        self._gate.load_state(({}, facts.get("gate", {})))  # not all that are older have one
         self._gate.know(self._held.steps)
 
     def exact_state(self) -> State:
@@ -258,7 +264,7 @@ class ServerSession(CountsLatestStaleness):
         counted = {name: exact_facts(part) for name, part in self._counting().items()}
         return tensors | held | read, {
             **facts,
-            **self._counts(),
+            **super().state()[1],
             "stop": self.stop,
             "pushers": counted | {"held": held_facts, "readings": read_facts},
         }
@@ -266,11 +272,11 @@ class ServerSession(CountsLatestStaleness):
     def load_exact_state(self, state: State) -> None:
         """Restore what `exact_state` returned, in place of all that there was."""
         tensors, facts = state
-        self._take_counts(facts)
+        super().load_state(state)
         self.stop = facts["stop"]
         self._rule.load_exact_state(state)
         pushers = facts["pushers"]
-        self._held.load_state(tensors, pushers["held"])
+        self._held.load_state((tensors, pushers["held"]))
         self._readings.load_exact_state(tensors, pushers["readings"])
         for name, part in self._counting().items():
             take_exact_facts(part, pushers[name])
@@ -278,18 +284,6 @@ class ServerSession(CountsLatestStaleness):
     def _counting(self) -> dict[str, object]:
         parts = {"gate": self._gate, "registry": self._registry, "screen": self._screen}
         return parts if self._rounds is None else parts | {"rounds": self._rounds}
-
-    def _counts(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "staleness": {str(key): count for key, count in self.staleness.items()},
-            "dropped": self.dropped,
-        }
-
-    def _take_counts(self, facts: dict[str, Any]) -> None:
-        self.version = facts["version"]
-        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
-        self.dropped = facts.get("dropped", 0)
 
     def _begin(self, pusher: int, source: int, message: Message) -> list[Reply]:
         if message.kind is Kind.PART and self._contributes is _PUSH:
@@ -327,7 +321,7 @@ class ServerSession(CountsLatestStaleness):
         asking = self._registry.take_asking()
         return [reply for other in asking for reply in self._ask(self._numbers[other])]
 
-    def _hear_peer(self, source: int, message: Message) -> list[Reply]:
+    def _handle_peer(self, source: int, message: Message) -> list[Reply]:
         rule = self._rule
         was_final = rule.final
         news = rule.on_peer(source, message)
@@ -348,9 +342,9 @@ class ServerSession(CountsLatestStaleness):
         rule, registry = self._rule, self._registry
         while (freed := self._gate.applied()) is not None:
             replies += self._carry_out(freed)
-        rule.attend(Presence(registry.there, registry.lost, registry.final is not None, registry.done))
-        told, rule.told = rule.told, []
-        return told + replies
+        rule.attend(Presence(registry.present, registry.lost, registry.final is not None, registry.done))
+        outgoing, rule.outgoing = rule.outgoing, []
+        return outgoing + replies
 
     def _pull(self, pusher: int, source: int, message: Message) -> list[Reply]:
         admit_bare(message)
@@ -358,7 +352,7 @@ class ServerSession(CountsLatestStaleness):
         if self._parts is not None:
             self._parts.forget(source)
         if message.stop:
-            if pusher != 0:  # the first speaks for the run
+            if pusher != 0:  # the first pusher decides for the run
                 raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
             registry.final = source
             return self._answer_final()
@@ -383,7 +377,7 @@ class ServerSession(CountsLatestStaleness):
         number = None if self._rounds is None else self._rounds.invitation(self._numbers[source])
         return [] if number is None else [(source, Entrance(number).message())]
 
-    def _come_in(self, pusher: int, source: int, message: Message) -> list[Reply]:
+    def _enter_round(self, pusher: int, source: int, message: Message) -> list[Reply]:
         if self._rounds is None:
             raise RefusedMessage(Reason.KIND, f"rank {source} named a round, and there are none")
         return self._carry_out(self._gate.enter(pusher, Entrance.of(message).round))
@@ -403,7 +397,7 @@ class ServerSession(CountsLatestStaleness):
         if stop:
             self._note_stop()
         step += self._last
-        # Sent again by one that had not heard the answer: it counts for nothing, but has to be answered.
+        # Repeated by a pusher without the answer: it is not applied again, but has to be answered.
         if step < due and rule.repeats:
             repeated = self._gate.repeat(pusher, step, due)
             if repeated is not None:
@@ -416,15 +410,15 @@ class ServerSession(CountsLatestStaleness):
                 return self._eject(source)
         if weight == 0 and rule.leaves_out:
             held.left_out.add(pusher, due, due + 1)
-        decision = None if self._lets_through else self._gate.arrive(pusher, step)
+        decision = None if self._applies_all else self._gate.arrive(pusher, step)
         seen = self._readings.values[pusher]
         fresh = step + 1 - due
         entry = contribution_of((pusher, gradient, read_version, step, weight, rate, fresh, seen))
         # The same object, since to compare two takes longer; what is equal is only held and taken.
-        waits = decision is not None and decision is not let_through(pusher)
+        waits = decision is not None and decision is not apply_one(pusher)
         if waits or rule.defers or held.entries.get(pusher):
             held.hold(entry)
-            return self._carry_out(decision or let_through(pusher))
+            return self._carry_out(decision or apply_one(pusher))
         held.steps[pusher] = max(due, step + 1)  # as if it had been held and taken
         applied = rule.apply((entry,), self.version)
         assert type(applied) is Applied, "nothing is deferred"
@@ -448,8 +442,8 @@ class ServerSession(CountsLatestStaleness):
         """Refuse a push to a round by a pusher that has left, or not entered: its gradient would count twice."""
         if not self._rule.ready:
             raise RefusedMessage(Reason.ORDER, "a gradient arrived before the parameters")
-        if self._registry.was_let_go(source):
-            raise RefusedMessage(Reason.SENDER, "a gradient arrived from a worker that had been let go")
+        if self._registry.was_dismissed(source):
+            raise RefusedMessage(Reason.SENDER, "a gradient arrived from a worker that had been evicted")
         if not self._turns:
             return
         if not self._registry.is_there(source):
@@ -460,14 +454,14 @@ class ServerSession(CountsLatestStaleness):
 
     def _eject(self, rank: int) -> list[Reply]:
         """Let a pusher go, which then counts as lost; a replacement takes the step of this last gradient again."""
-        self._registry.let_go(rank)
+        self._registry.dismiss(rank)
         return [*self.on_loss(rank), (rank, Message(Kind.LEAVE, stop=True))]
 
     def _leave(self, pusher: int, source: int, message: Message) -> list[Reply]:
         rule = self._rule
         if message.tensor is None or not rule.parts:
             admit_bare(message)
-            return self._go_on_without(source) if self._registry.leave(source) else []
+            return self._continue_without(source) if self._registry.leave(source) else []
         if self._registry.is_there(source):
             self._check_may_push(pusher, source)
             rule.admit(message, rule.values, self.version, self._held.steps[pusher])
@@ -478,7 +472,7 @@ class ServerSession(CountsLatestStaleness):
         self._held.hold(Contribution(pusher, message.tensor, message.version, step, 1.0, 0.0, fresh))
         return self._carry_out(self._gate.part(pusher)) + self._answer_final()
 
-    def _go_on_without(self, rank: int) -> list[Reply]:
+    def _continue_without(self, rank: int) -> list[Reply]:
         number = self._numbers[rank]
         if self._rule.forgets:
             self._held.discard(number)
@@ -494,7 +488,7 @@ class ServerSession(CountsLatestStaleness):
         if not rule.ready:  # nothing has been pushed yet
             pushers = self._registry.pushers
             self._registry.asking += [pushers[pusher] for pusher in decision.answer]
-            decision = Decision(at_once=True)  # other servers may still have to hear of rounds that are over
+            decision = Decision(at_once=True)  # other servers may still need notice of completed rounds
         for pusher in decision.drop:
             held.take(pusher)
             self.dropped += 1
@@ -514,23 +508,23 @@ class ServerSession(CountsLatestStaleness):
         rounds = self._rounds
         # Pushes of lost pushers only are repeated.
         counts = bool(batch) and (rounds is None or not set(decision.apply).isdisjoint(decision.answer))
-        told: list[Reply] = []
+        outgoing: list[Reply] = []
         if rounds is not None:  # rounds that were not taken here are over
             for _ in range(rounds.number - counts - self._proposed):
-                told += self._propose([], Decision())
+                outgoing += self._propose([], Decision())
         if counts:
-            return told + self._propose(batch, decision)
+            return outgoing + self._propose(batch, decision)
         if decision.at_once:
-            return told + self._settle(decision, ())
+            return outgoing + self._settle(decision, ())
         self._deferred.append((None, decision))
-        return told
+        return outgoing
 
     def _propose(self, batch: list[Contribution], decision: Decision) -> list[Reply]:
         self._proposed += 1
         self._deferred.append((batch, decision))
         deferred = self._rule.apply(batch, self.version)
         assert isinstance(deferred, Deferred), "the rule defers"
-        return list(deferred.tell)
+        return list(deferred.notify)
 
     def _resume_deferred(self) -> list[Reply]:
         """Execute, in their order, the decisions with all messages of other servers."""
@@ -545,7 +539,7 @@ class ServerSession(CountsLatestStaleness):
             if result is None:
                 break
             if isinstance(result, Deferred):
-                replies += result.tell
+                replies += result.notify
                 continue
             self._deferred.popleft()
             replies += self._settle(decision, result.batch, result)
@@ -622,7 +616,7 @@ class ServerSession(CountsLatestStaleness):
         return [self._answer(self._numbers[final], final)]
 
 
-class HeldGradients:
+class HeldGradients(Stateful):
     """The gradients that one server holds. Pushers are numbered from 0.
 
     Attributes:
@@ -632,9 +626,11 @@ class HeldGradients:
         entries: held gradients of each pusher, oldest first.
     """
 
+    fields = (StateField("left_out", dict[int, list[list[int]]], at="left_out.by_pusher", absent={}),)
+
     def __init__(self, pushers: int) -> None:
         self.steps = [0] * pushers
-        self.left_out = LeftOut()
+        self.left_out = SkippedSteps()
         self.entries: dict[int, list[Contribution]] = {}
 
     def hold(self, entry: Contribution) -> None:
@@ -664,9 +660,9 @@ class HeldGradients:
         self.left_out.add(pusher, self.steps[pusher], step or 0)
         self.steps[pusher] = max(self.steps[pusher], step or 0)
 
-    def state(self, *, comes_again: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the gradients that will not be repeated, and the counts; `comes_again`: all held ones are repeated."""
-        everything = [] if comes_again else self._everything()
+    def lasting_state(self, *, again: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the gradients that will not be repeated, and the counts; `again`: all held ones are repeated."""
+        everything = [] if again else self._everything()
         return self._packed([entry for entry in everything if entry.step < self.steps[entry.pusher]])
 
     def _everything(self) -> list[Contribution]:
@@ -677,33 +673,35 @@ class HeldGradients:
         tensors |= {
             f"seen.{number}": entry.seen for number, entry in enumerate(kept) if entry.seen is not None
         }
-        held = [[entry.pusher, *entry[2:6]] for entry in kept]  # version, step, weight, learning rate
-        return tensors, {"steps": list(self.steps), "held": held, "left_out": self.left_out.state()}
+        held = [[entry.pusher, *entry[2:7]] for entry in kept]  # version, step, weight, learning rate, fresh
+        return tensors, {"steps": list(self.steps), "held": held, **super().state()[1]}
 
     def exact_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return all, also the gradients that a resumed pusher would push again."""
         return self._packed(self._everything())
 
-    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def load_state(self, state: State) -> None:
         """Restore what `state` or `exact_state` returned.
 
         Raises:
             ValueError: the number of pushers differs.
         """
+        tensors, facts = state
         if len(facts["steps"]) != len(self.steps):
             raise ValueError(f"it has {len(self.steps)} pushers, and the state {len(facts['steps'])}")
         self.steps = list(facts["steps"])
-        self.left_out.load_state(facts.get("left_out", {}))
-        for number, (pusher, read_version, step, weight, rate) in enumerate(facts.get("held", ())):
+        super().load_state(state)
+        for number, (pusher, read_version, step, weight, rate, *fresh) in enumerate(facts.get("held", ())):
             gradient, seen = tensors[f"held.{number}"], tensors.get(f"seen.{number}")
-            self.hold(Contribution(pusher, gradient, read_version, step, weight, rate, seen=seen))
+            count = fresh[0] if fresh else 1  # earlier versions held single gradients
+            self.hold(Contribution(pusher, gradient, read_version, step, weight, rate, count, seen))
 
 
 Stretch = list[int]
 """A first step, and the one after the last."""
 
 
-class LeftOut:
+class SkippedSteps:
     """The steps without an applied gradient on one server.
 
     Attributes:
@@ -722,16 +720,6 @@ class LeftOut:
             stretches[-1][1] = stop
         else:
             stretches.append([start, stop])
-
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed server needs, JSON-able."""
-        return {str(pusher): [list(stretch) for stretch in found] for pusher, found in self.by_pusher.items()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
-        self.by_pusher = {
-            int(pusher): [list(stretch) for stretch in found] for pusher, found in state.items()
-        }
 
 
 class LastReads:
@@ -768,24 +756,24 @@ class LastReads:
         self.values = [tensors.get(f"read.{pusher}") for pusher in range(len(self.versions))]
 
     def forget(self, pusher: int) -> None:
-        """Forget a pusher that is gone."""
+        """Forget a failed pusher."""
         self.versions[pusher] = 0
         self.values[pusher] = None
 
 
-def exact_facts(thing: object) -> dict[str, Any]:
+def exact_facts(owner: object) -> dict[str, Any]:
     """Return all attributes of an object that are numbers, None, or lists and sets of numbers; others never change."""
     return {
         name: sorted(value) if isinstance(value, set) else _copied(value)
-        for name, value in vars(thing).items()
+        for name, value in vars(owner).items()
         if value is None or isinstance(value, int | float | list | set)
     }
 
 
-def take_exact_facts(thing: object, facts: dict[str, Any]) -> None:
+def take_exact_facts(owner: object, facts: dict[str, Any]) -> None:
     """Restore what `exact_facts` returned of an equal object."""
     for name, value in facts.items():
-        setattr(thing, name, set(value) if isinstance(getattr(thing, name), set) else _copied(value))
+        setattr(owner, name, set(value) if isinstance(getattr(owner, name), set) else _copied(value))
 
 
 def _copied(value: Any) -> Any:

@@ -16,15 +16,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.communicator import LentMemory
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
-from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
+from polyrhythm.strategies.aggregator import Aggregator, squared_distances
+from polyrhythm.strategies.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
-from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator, MergeRule, squared_distances
+from polyrhythm.strategies.parameter_server.rules.merge_rule import MergeRule
 from polyrhythm.strategies.parameter_server.serving.admission import (
     Configuration,
     admit_known_push,
@@ -51,7 +53,7 @@ from polyrhythm.training.closed_loop import ClosedLoopSGD
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
-_OPTIMIZER, _MERGER = "optimizer.", "merge."
+_MERGER = "merge."
 _LEAST_LENT_BYTES = 1 << 16
 """Least size of values that are lent without a copy: copying fewer takes less time than tracking their holders."""
 
@@ -63,7 +65,7 @@ class Handling:
     Attributes:
         merge: correction of each gradient for its staleness.
         aggregator: combination of several gradients.
-        eject_after: gradients in a row that are not finite, after which their pusher is let go; 0: never.
+        eject_after: gradients in a row that are not finite, after which their pusher is evicted; 0: never.
         finite: whether all gradients are known to be finite.
     """
 
@@ -116,7 +118,12 @@ class OptimizedRule(Rule):
 
     Args:
         memory: memory in which values may lie, to be lent; None: links copy them.
+
+    Attributes:
+        optimizer_name: name of the optimizer in the state; one named `optimizer` continues with other strategies.
     """
+
+    optimizer_name: ClassVar[str] = "optimizer"
 
     def __init__(self, gate: Gate, memory: LentMemory | None = None) -> None:
         super().__init__(gate)
@@ -166,15 +173,15 @@ class OptimizedRule(Rule):
         if not self.ready:
             raise RefusedMessage(Reason.ORDER, "a server was asked for its state before it had parameters")
         optimizer, facts = self._optimizer.state()
-        tensors = {"values": self.values} | prefixed(_OPTIMIZER, optimizer)
-        return tensors, {"optimizer": facts}
+        tensors = {"values": self.values} | prefixed(f"{self.optimizer_name}.", optimizer)
+        return tensors, {self.optimizer_name: facts}
 
     def load_state(self, state: State) -> None:
         self._resumed = state
 
     def build(self, plan: OptimizerPlan, values: Tensor) -> None:
         """Make the optimizer of the values, which it changes in place; training can begin."""
-        if self._memory is not None and _lies_open(values):
+        if self._memory is not None and _is_exposed(values):
             values = _copied(values, self._memory)
         self.values = values
         self._optimizer: FlatOptimizer = plan.build(values)
@@ -185,7 +192,8 @@ class OptimizedRule(Rule):
         """Take over the state of a shard that was built, apart from its values."""
         tensors, facts = state
         with restoring("the saved state of this server"):
-            self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
+            name = self.optimizer_name
+            self._optimizer.load_state((below(f"{name}.", tensors), facts[name]))
 
     def _before_change(self) -> None:
         """Have the values where they may change in place: elsewhere, if what was shown of them is held or lent."""
@@ -236,7 +244,7 @@ class ShardRule(OptimizedRule):
     def admit(self, message: Message, values: Tensor, version: int, step: int) -> None:
         try:
             admit_known_push(message, values, version, step, self._known)
-        except RefusedMessage:  # hardly ever: what is usual is looked at once
+        except RefusedMessage:  # rare: the usual case is checked only once
             admit_planned_push(message, values, version, step)
         else:
             if self._handling.finite:
@@ -309,7 +317,7 @@ class ShardRule(OptimizedRule):
 
     def restore(self, state: State) -> None:
         super().restore(state)
-        self._merger.load_state(below(_MERGER, state[0]), state[1]["merge"])
+        self._merger.load_state((below(_MERGER, state[0]), state[1]["merge"]))
 
     def _update_as_planned(
         self, batch: Sequence[Contribution], version: int, distances: Tensor | None
@@ -385,7 +393,7 @@ class ShardRule(OptimizedRule):
         return self._everyone if rows == columns else part[-1].tolist()
 
 
-def _lies_open(values: Tensor) -> bool:
+def _is_exposed(values: Tensor) -> bool:
     """Return whether values are shown where they lie, and not as a copy."""
     return values.nbytes >= _LEAST_LENT_BYTES and not values.is_cuda and values.is_contiguous()
 
@@ -396,7 +404,7 @@ def _copied(values: Tensor, memory: LentMemory | None) -> Tensor:
 
 def _shown(values: Tensor) -> tuple[Tensor, weakref.ref[memoryview] | None]:
     """Return values, `(n,)`, as others may read them, and what dies with the last tensor of them; None: a copy."""
-    if not _lies_open(values):
+    if not _is_exposed(values):
         return values.clone(), None
     # Held by the storage of the tensor that is made of it, and by no other process.
     view: memoryview = values.detach().view(torch.uint8).numpy().data
@@ -404,7 +412,7 @@ def _shown(values: Tensor) -> tuple[Tensor, weakref.ref[memoryview] | None]:
 
 
 def _share(weights: Sequence[float], factors: Sequence[float]) -> float:
-    """Return what part of their rate the gradients have in common: exactly 1 where nothing is taken off."""
+    """Return the weighted mean of the gradients' factors: exactly 1 if all factors are 1."""
     if all(factor == 1.0 for factor in factors):
         return 1.0
     return sum(weight * factor for weight, factor in zip(weights, factors, strict=True)) / sum(weights)

@@ -32,7 +32,7 @@ class Store:
         self.words = [""] * size
         self.barrier = threading.Barrier(size)
 
-    def tell_all(self, member: int, word: str) -> Sequence[str]:
+    def exchange_texts(self, member: int, word: str) -> Sequence[str]:
         self.words[member] = word
         self.barrier.wait(20)
         return self.words
@@ -43,7 +43,7 @@ def never() -> None:
 
 
 def connect(store: Store, member: int, key: bytes = b"key") -> dict[int, TcpSocket]:
-    return connect_all(Place(member, LOOPBACK, key, never), partial(store.tell_all, member))
+    return connect_all(Place(member, LOOPBACK, key, never), partial(store.exchange_texts, member))
 
 
 @pytest.mark.parametrize("size", [2, 5])
@@ -76,7 +76,7 @@ def test_who_does_not_know_the_key_is_not_let_in() -> None:
             refused.set()
 
     place = Place(0, LOOPBACK, b"key", lost_when_refused)
-    lost, broken = together([lambda: connect_all(place, partial(store.tell_all, 0)), stranger])
+    lost, broken = together([lambda: connect_all(place, partial(store.exchange_texts, 0)), stranger])
     assert isinstance(lost, PeerLost)
     assert isinstance(broken, CollectiveBroken)
 
@@ -86,7 +86,7 @@ def test_a_crowd_of_silent_strangers_keeps_no_member_waiting() -> None:
     crowd: list[socket.socket] = []
 
     def crowded(word: str) -> Sequence[str]:
-        words = store.tell_all(0, word)
+        words = store.exchange_texts(0, word)
         _, port, _ = json.loads(words[0])
         crowd.extend(socket.create_connection((LOOPBACK, port)) for _ in range(80))
         return words
@@ -117,7 +117,7 @@ def test_a_claim_that_was_heard_is_of_no_use_at_another_meeting() -> None:
                 near.recv(1)
 
         threading.Thread(target=carry, daemon=True).start()
-        return store.tell_all(0, json.dumps([address, relay.getsockname()[1], number]))
+        return store.exchange_texts(0, json.dumps([address, relay.getsockname()[1], number]))
 
     store = Store(2)
     first, second = together(
@@ -137,14 +137,14 @@ def test_a_claim_that_was_heard_is_of_no_use_at_another_meeting() -> None:
             raise PeerLost(1, "waiting for all ranks to start a collective")
 
     def replay() -> None:
-        words = store.tell_all(1, json.dumps([LOOPBACK, 1, bytes(32).hex()]))
+        words = store.exchange_texts(1, json.dumps([LOOPBACK, 1, bytes(32).hex()]))
         with socket.create_connection((LOOPBACK, json.loads(words[0])[1])) as stranger:
             stranger.sendall(heard[0])
             assert stranger.recv(1) == b""
         refused.set()
 
     place = Place(0, LOOPBACK, b"key", lost_when_refused)
-    lost, replayed = together([lambda: connect_all(place, partial(store.tell_all, 0)), replay])
+    lost, replayed = together([lambda: connect_all(place, partial(store.exchange_texts, 0)), replay])
     assert isinstance(lost, PeerLost)
     assert replayed is None
 
@@ -155,14 +155,14 @@ def test_ten_thousand_wrong_claims_change_nothing() -> None:
     files = len(os.listdir("/proc/self/fd"))
 
     def disturbed(word: str) -> Sequence[str]:
-        words = store.tell_all(0, word)
+        words = store.exchange_texts(0, word)
         _, port, _ = json.loads(words[0])
         threading.Thread(target=lambda: (claim_wrongly(port, random, 10_000), over.set())).start()
         return words
 
     def late() -> dict[int, TcpSocket]:
         def tell(word: str) -> Sequence[str]:
-            words = store.tell_all(1, word)
+            words = store.exchange_texts(1, word)
             assert over.wait(60)
             return words
 
@@ -199,7 +199,7 @@ def test_strangers_do_not_keep_members_out() -> None:
     store = Store(2)
 
     def disturbed(word: str) -> Sequence[str]:
-        words = store.tell_all(0, word)
+        words = store.exchange_texts(0, word)
         _, port, _ = json.loads(words[0])
         for content in (b"", b"GET / HTTP/1.0\r\n\r\n" * 10):
             with socket.create_connection((LOOPBACK, port)) as noise:

@@ -8,7 +8,13 @@ import resource
 import pytest
 import torch
 
-from polyrhythm.communication.transports.shared_memory.exchange import Arena, Layout, Places, memory_file
+from polyrhythm.communication.transports.shared_memory import exchange
+from polyrhythm.communication.transports.shared_memory.exchange import (
+    Layout,
+    Places,
+    SharedBuffer,
+    memory_file,
+)
 
 
 @pytest.mark.parametrize("members", [2, 3, 8, 64, 500])
@@ -28,7 +34,7 @@ def test_nothing_overlaps_and_all_fits(members: int) -> None:
 def test_two_mappings_are_one_memory() -> None:
     layout = Layout(2)
     descriptor = memory_file(layout.nbytes)
-    here, there = Arena(descriptor, layout), Arena(descriptor, layout)
+    here, there = SharedBuffer(descriptor, layout), SharedBuffer(descriptor, layout)
     os.close(descriptor)
     here.mark()
     assert here.token == there.token
@@ -63,15 +69,17 @@ def test_too_little_memory_is_an_error_and_leaves_no_descriptor() -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_slices_cover_a_vector_and_places_mirror_them() -> None:
+def test_slices_cover_a_vector_and_places_mirror_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_LEAST_SLICE", 1)
     layout = Layout(3)
     descriptor = memory_file(layout.nbytes)
-    arena = Arena(descriptor, layout)
+    arena = SharedBuffer(descriptor, layout)
     os.close(descriptor)
     for count in (0, 1, 2, 3, 10):
         cuts = [Places(arena, member).cut(count) for member in range(3)]
         assert [sum(cut) for cut in cuts] == [count] * 3
         assert [cut[0] for cut in cuts] == [0, cuts[0][1], cuts[0][1] + cuts[1][1]]
+    assert min(Places(arena, member).cut(10)[1] for member in range(3)) == 3
     arena.slots(0, torch.int32)[1][:10] = torch.arange(10)
     arena.slots(1, torch.int32)[3][:10] = torch.arange(10, 20)
     first, second = Places(arena, 1).of(torch.int32, 10)
@@ -80,3 +88,15 @@ def test_slices_cover_a_vector_and_places_mirror_them() -> None:
     assert [part.tolist() for part in first.handing_in] == [[0, 1, 2], [6, 7, 8, 9]]
     assert second.total.tolist() == [13, 14, 15]
     assert [part.tolist() for part in second.totals] == [[10, 11, 12], [16, 17, 18, 19]]
+
+
+@pytest.mark.parametrize(("count", "adders"), [(4_810, 4), (1, 1), (0, 0), (512 * 1024, 512)])
+def test_of_hundreds_of_members_only_so_many_add_as_have_a_slice_worth_it(count: int, adders: int) -> None:
+    layout = Layout(512)
+    descriptor = memory_file(layout.nbytes)
+    arena = SharedBuffer(descriptor, layout)
+    os.close(descriptor)
+    cuts = [Places(arena, member).cut(count) for member in range(512)]
+    assert [sum(cut) for cut in cuts] == [count] * 512
+    assert [cut[0] for cut in cuts[1:]] == [before + length for before, length, _ in cuts[:-1]]
+    assert sum(length > 0 for _, length, _ in cuts) == adders

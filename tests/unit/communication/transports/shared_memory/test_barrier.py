@@ -14,7 +14,7 @@ from polyrhythm.communication.transports.shared_memory.barrier import (
     LINE_WORDS,
     Barrier,
     Lifelines,
-    strongly_ordered,
+    is_tso,
 )
 
 RANKS = (4, 7, 9)
@@ -115,7 +115,7 @@ def test_only_machines_that_keep_the_order_of_stores_qualify(
     monkeypatch: pytest.MonkeyPatch, machine: str, ordered: bool
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
-    assert strongly_ordered() is ordered
+    assert is_tso() is ordered
 
 
 @pytest.mark.parametrize(("cores", "looks"), [(3, 100), (2, 10)])

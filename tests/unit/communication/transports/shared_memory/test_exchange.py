@@ -15,9 +15,9 @@ from polyrhythm.communication.transports.shared_memory import exchange as arena_
 from polyrhythm.communication.transports.shared_memory import exchange as exchange_module
 from polyrhythm.communication.transports.shared_memory.barrier import Barrier, Lifelines
 from polyrhythm.communication.transports.shared_memory.exchange import (
-    Arena,
     Exchange,
     Layout,
+    SharedBuffer,
     memory_file,
     rows_memory_like,
     rows_of,
@@ -45,15 +45,17 @@ def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena_module, "_LARGEST_SLOT_BYTES", SLOT_BYTES)
 
 
-@pytest.fixture(params=[2, 3, 4, 8])
-def exchanges(request: pytest.FixtureRequest) -> list[Exchange]:
-    """One a member, each with a mapping of its own."""
-    layout = Layout(request.param)
+@pytest.fixture(params=[(2, 1), (3, 1), (4, 1), (8, 1), (8, 300)])
+def exchanges(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
+    """One a member, each with a mapping of its own; the second parameter is the least slice that is worth an adder."""
+    members, least = request.param
+    monkeypatch.setattr(exchange_module, "_LEAST_SLICE", least)
+    layout = Layout(members)
     descriptor = memory_file(layout.nbytes)
-    ranks = tuple(range(10, 10 + request.param))
+    ranks = tuple(range(10, 10 + members))
     made = []
-    for member in range(request.param):
-        arena = Arena(descriptor, layout)
+    for member in range(members):
+        arena = SharedBuffer(descriptor, layout)
         barrier = Barrier(arena.words, member, ranks, Lifelines([]))
         barrier.patient = True  # threads share Python's lock, so who spins keeps the others from coming
         made.append(Exchange(arena, barrier, member, ranks))

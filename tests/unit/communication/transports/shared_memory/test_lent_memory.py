@@ -175,7 +175,7 @@ def test_a_segment_and_slots_have_numbers_of_their_own() -> None:
     borrowed.add(place_in(shown.number, 4096), shown.descriptor)
     first, second = (borrowed.tensor(place_in(1, start), 10, torch.float32) for start in (4096, 4096))
     assert lending.lends(segment)
-    lending.take_back(1)
+    lending.reclaim(1)
     assert not lending.lends(segment)
     assert lending.lend(1 << 16) is not None  # a segment never becomes a slot
     del first, second

@@ -31,13 +31,13 @@ class _Table:
         self._change = change
 
     def round_of(self, member: int) -> Callable[[str, str], Sequence[str]]:
-        def tell_all(name: str, word: str) -> list[str]:
+        def exchange_texts(name: str, word: str) -> list[str]:
             self.names.append(name)
             self._words[name, member] = self._change(name, member, word)
             self._all_have_come.wait()
             return [self._words[name, other] for other in range(len(RANKS))]
 
-        return tell_all
+        return exchange_texts
 
 
 def _meet(table: _Table, introductions: list[str] | None = None) -> list[SharedMemoryCollectives | None]:
@@ -111,7 +111,7 @@ def test_no_memory_means_that_all_do_without(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(meeting, "memory_file", refuse)
-    assert _refused(caplog, _Table()).endswith("(rank 3: 6 MiB cannot be had: No space left on device)")
+    assert _refused(caplog, _Table()).endswith("(rank 3: 6 MiB cannot be allocated: No space left on device)")
 
 
 def test_memory_of_somebody_else_is_not_used(caplog: pytest.LogCaptureFixture) -> None:

@@ -46,7 +46,7 @@ def test_a_free_slot_is_lent_again_and_the_smallest_that_fits() -> None:
     lending = LendingSlots(16 * MIB)
     large, small = _lend(lending, 4 * MIB), _lend(lending, MIB)
     for slot in (large, small):
-        lending.take_back(slot.number)
+        lending.reclaim(slot.number)
     assert _lend(lending, MIB - 1) is small
     assert _lend(lending, MIB - 1) is large
     assert _lend(lending, MIB - 1).number == 2
@@ -63,12 +63,12 @@ def test_the_bound_holds_and_free_slots_give_way() -> None:
     first, second = _lend(lending, 4 * MIB), _lend(lending, 3 * MIB)
     assert lending.lend(2 * MIB) is None
     assert lending.lend(9 * MIB) is None
-    lending.take_back(second.number)
+    lending.reclaim(second.number)
     third = _lend(lending, 4 * MIB)
     assert lending.forgotten == 1 << second.number
     assert third.number == second.number
     assert len(first.memory) + len(third.memory) == 8 * MIB
-    lending.told(1 << second.number)
+    lending.mark_notified(1 << second.number)
     assert lending.forgotten == 0
 
 
@@ -77,7 +77,7 @@ def test_there_are_never_more_than_fit_into_the_mask() -> None:
     numbers = [_lend(lending, 1).number for _ in range(MOST_SLOTS)]
     assert numbers == list(range(MOST_SLOTS))
     assert lending.lend(1) is None
-    lending.take_back(MOST_SLOTS - 1)
+    lending.reclaim(MOST_SLOTS - 1)
     assert _lend(lending, MIB).number == MOST_SLOTS - 1
 
 

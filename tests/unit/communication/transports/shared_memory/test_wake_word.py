@@ -8,13 +8,13 @@ import time
 import pytest
 
 from polyrhythm.communication.transports.shared_memory import barrier as wake_word
-from polyrhythm.communication.transports.shared_memory.barrier import WakeWord
+from polyrhythm.communication.transports.shared_memory.barrier import FutexWord
 
 LONG_S = 60.0
 
 
-def word(number: int) -> WakeWord:
-    made = WakeWord(memoryview(bytearray(8 * 4)).cast("q"), 2)
+def word(number: int) -> FutexWord:
+    made = FutexWord(memoryview(bytearray(8 * 4)).cast("q"), 2)
     made.write(number)
     return made
 

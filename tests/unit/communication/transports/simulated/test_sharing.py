@@ -10,8 +10,8 @@ from polyrhythm.communication.transports.simulated.contended_network import (
     Bundle,
     CalledFlow,
     Flow,
+    FlowPath,
     Sharing,
-    Way,
 )
 
 
@@ -27,13 +27,13 @@ class _Play:
         self.live: dict[Flow, tuple[int, ...]] = {}
         self.now_s = 0.0
         self._bundles: dict[Bundle | Flow, None] = {}
-        self._ways: dict[tuple[int, ...], Way] = {}
+        self._ways: dict[tuple[int, ...], FlowPath] = {}
 
     def begin(self, *ways: tuple[int, ...], nbytes: float = 1e9) -> list[Flow]:
         flows = []
         for numbers in ways:
             links = tuple(self.sharing.links[number] for number in numbers)
-            way = self._ways.setdefault(numbers, Way(links, 0.0))
+            way = self._ways.setdefault(numbers, FlowPath(links, 0.0))
             flow = CalledFlow(_nothing, _nothing, nbytes)
             flow.way = way
             self.sharing.begin(flow)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from polyrhythm.communication.transports.sockets import TcpSocket, listen, receive_exactly
-from polyrhythm.communication.transports.tcp.handshake import Attempts, ProcessGone
+from polyrhythm.communication.transports.tcp.handshake import Attempts, ProcessExited
 
 LOOPBACK = "127.0.0.1"
 
@@ -26,9 +26,9 @@ def test_pauses_double_up_to_a_second_and_patience_ends() -> None:
     pauses = [attempts.pause_s() for _ in range(11)]
     assert pauses[:4] == [0.0, 0.005, 0.01, 0.02]
     assert pauses[-2:] == [1.0, 1.0]
-    attempts.begin_anew()
+    attempts.begin_again()
     assert attempts.pause_s() == 0.0
-    with pytest.raises(ProcessGone):
+    with pytest.raises(ProcessExited):
         Attempts(LOOPBACK, 1, lambda: -1.0).pause_s()
 
 
@@ -41,7 +41,7 @@ def test_a_refusal_is_final_and_a_broken_talk_is_not(listener: TcpSocket) -> Non
     assert attempts.make(lambda connection: connection.getpeername()[1]) == port_of(listener)
     assert attempts.make(breaks) is None
     listener.close()
-    with pytest.raises(ProcessGone):
+    with pytest.raises(ProcessExited):
         attempts.make(breaks)
 
 
@@ -61,7 +61,7 @@ def test_an_attempt_can_be_ended_from_another_thread(listener: TcpSocket) -> Non
     attempts.end()
     thread.join(20.0)
     assert found == [None]
-    with pytest.raises(ProcessGone):
+    with pytest.raises(ProcessExited):
         attempts.pause_s()
 
 

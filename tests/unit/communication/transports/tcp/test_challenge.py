@@ -16,11 +16,11 @@ from polyrhythm.communication.transports.tcp.handshake import (
     Answer,
     Greeted,
     Identity,
-    ProcessGone,
+    ProcessExited,
     TcpCard,
     answer,
     challenge,
-    hear_greeting,
+    receive_greeting,
 )
 
 LINK = bytes(range(16))
@@ -36,7 +36,7 @@ def meet(sender: Identity, card: TcpCard, receiver: Identity) -> tuple[Greeted |
     def send() -> None:
         try:
             heard.append(answer(near, sender, card, LINK))
-        except ProcessGone as error:
+        except ProcessExited as error:
             heard.append(type(error))
         near.close()
 
@@ -70,13 +70,13 @@ def test_who_knows_another_secret_proves_nothing_and_believes_nothing(what: str)
     greeted, verdict = meet(stranger, card, RECEIVER)
     assert greeted is not None
     assert not greeted.proved
-    assert verdict is ProcessGone
+    assert verdict is ProcessExited
 
 
 def test_a_listener_of_another_name_is_told_nothing() -> None:
     greeted, verdict = meet(SENDER, replace(RECEIVER.card, name="11" * 16), RECEIVER)
     assert greeted is None
-    assert verdict is ProcessGone
+    assert verdict is ProcessExited
 
 
 def _hello() -> bytes:
@@ -115,7 +115,7 @@ def test_a_hello_that_was_overheard_proves_nothing_later_nor_one_that_was_change
     else:
         assert greeted is not None
         assert not greeted.proved
-    assert hear_greeting(near)[0].hex() == RECEIVER.card.name
+    assert receive_greeting(near)[0].hex() == RECEIVER.card.name
     near.close()
     far.close()
 

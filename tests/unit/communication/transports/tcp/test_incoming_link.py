@@ -13,7 +13,7 @@ from polyrhythm.communication.transports.tcp.handshake import (
     Answer,
     Greeted,
     Identity,
-    ProcessGone,
+    ProcessExited,
     TcpCard,
     answer,
     challenge,
@@ -39,7 +39,7 @@ class Meeting:
     def _ask(self) -> None:
         try:
             self.verdict = answer(self._near, SENDER, RECEIVER.card, LINK)
-        except (ProcessGone, OSError) as error:
+        except (ProcessExited, OSError) as error:
             self.verdict = error
 
     def result(self) -> object:
@@ -59,7 +59,7 @@ def test_who_leaves_while_a_connection_begins_says_goodbye_behind_the_answer() -
             """Is about to be answered when the receiver begins to leave."""
 
             def answer(self, answer: Answer, received: int = 0) -> None:
-                link.say_goodbye()
+                link.announce_exit()
                 super().answer(answer, received)
 
         assert link.offer(Late(**vars(greeted)))

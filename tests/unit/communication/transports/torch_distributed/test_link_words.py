@@ -17,7 +17,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     Cards,
     join,
     newest_generations,
-    tell_of_start,
+    record_start,
 )
 from polyrhythm.errors import PeerLost, RequestError
 
@@ -28,9 +28,9 @@ def test_the_newest_of_a_rank_is_the_one_that_has_joined_or_is_about_to() -> Non
     store = rendezvous.host_store()
     assert newest_generations(store, SIZE) == {}
     join(rendezvous.local(LEADER, SIZE, store.port), Cards("", ""))
-    tell_of_start(store, Peer(1, 2))
+    record_start(store, Peer(1, 2))
     assert newest_generations(store, SIZE) == {0: 0, 1: 2}
-    tell_of_start(store, Peer(LEADER, 1))
+    record_start(store, Peer(LEADER, 1))
     assert newest_generations(store, SIZE) == {0: 1, 1: 2}
     join(rendezvous.local(LEADER, SIZE, store.port, 3), Cards("", ""))
     assert newest_generations(store, SIZE) == {0: 3, 1: 2}
@@ -40,7 +40,7 @@ def test_a_guest_reaches_a_successor_of_worker_0_that_cannot_be_reached_yet() ->
     """That one knows nothing of the guest, and would tell it nothing when it takes up the lead."""
     store = rendezvous.host_store()
     join(rendezvous.local(LEADER, SIZE, store.port), Cards("", ""))  # it is dead by now
-    tell_of_start(store, Peer(LEADER, 1))
+    record_start(store, Peer(LEADER, 1))
     guest = replace(rendezvous.local(GUEST, SIZE, store.port, 1), met=newest_generations(store, SIZE))
     home, network = connect(guest)
     asking = network.start(lambda: network.send(LEADER, Message(Kind.JOIN, version=1)))

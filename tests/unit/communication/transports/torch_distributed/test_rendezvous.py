@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 from torch.distributed import TCPStore
 
@@ -35,6 +37,17 @@ def test_local_ranks_share_the_hosted_store() -> None:
     assert [(one.rank, one.size, one.address, one.keeper) for one in met] == [
         (rank, 2, "127.0.0.1", False) for rank in range(2)
     ]
+
+
+def test_a_rank_without_a_gloo_group_has_no_thread_of_gloo() -> None:
+    store = rendezvous.host_store()
+    own = rendezvous.local(0, 1, store.port)
+    before = set(os.listdir("/proc/self/task"))
+    groups = rendezvous.Groups(own)
+    assert set(os.listdir("/proc/self/task")) <= before
+    group = groups.gloo("alone", 0, 1)
+    assert set(os.listdir("/proc/self/task")) - before
+    del group
 
 
 def test_a_port_in_use_is_the_users_to_mend() -> None:

@@ -1,4 +1,4 @@
-"""A wish to stop reaches everybody before the step that it names, on every graph."""
+"""A wish to stop reaches all_peers before the step that it names, on every graph."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def stopped_at(topology: Topology, peers: int, wishes: dict[int, int], delay: in
     def hear(step: int) -> None:
         for worker, ending in enumerate(endings):
             for source in topology.sources(worker, peers, step % topology.period(peers)):
-                ending.hear(sent[step][source])
+                ending.record(sent[step][source])
 
     for step in range(STEPS):
         for worker in (worker for worker, at in wishes.items() if at == step):
             endings[worker].request_stop(step)
         if delay and step:
             hear(step - 1)
-        sent.append([ending.tell(Message(Kind.VECTOR, step=step)) for ending in endings])
+        sent.append([ending.mark(Message(Kind.VECTOR, step=step)) for ending in endings])
         if not delay:
             hear(step)
         if any(ending.after(step) for ending in endings):
@@ -74,6 +74,6 @@ def test_alone_it_stops_after_the_step_of_the_wish() -> None:
 def test_a_message_without_a_wish_says_nothing_of_the_end() -> None:
     ending = Ending(lambda: 1)
     message = Message(Kind.VECTOR, step=3)
-    assert ending.tell(message) is message
-    ending.hear(message)
+    assert ending.mark(message) is message
+    ending.record(message)
     assert not ending.after(100)

@@ -12,7 +12,7 @@ from polyrhythm.communication.transports.simulated.communicator import Simulated
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.gossip.mixing.turns import Progress, Reunion, made_anew
+from polyrhythm.strategies.gossip.mixing.turns import GroupView, Progress, made_again
 from polyrhythm.strategies.gossip.sgp import SGP
 from polyrhythm.strategies.topologies.one_peer_exponential import OnePeerExponential
 from polyrhythm.strategies.topologies.random_regular import RandomRegular
@@ -55,8 +55,8 @@ def test_the_point_is_the_mean_by_masses_and_all_hear_how_far_each_has_come() ->
     ]
 
     def body(rank: int, network: Communicator) -> None:
-        reunion = Reunion(held[rank].copy_)
-        told[rank] = reunion.tell(network, own[rank], held[rank])
+        reunion = GroupView(held[rank].copy_)
+        told[rank] = reunion.exchange(network, own[rank], held[rank])
         reunion.meet(network, *brought[rank], brings=rank != 1)
 
     play(3, body)
@@ -70,14 +70,14 @@ def test_a_point_that_some_have_taken_is_taken_by_all() -> None:
     seen: list[float] = []
 
     def body(rank: int, network: Communicator) -> None:
-        reunion = Reunion(held[rank].copy_)
+        reunion = GroupView(held[rank].copy_)
         first = Breaking(network, 3 if rank == 1 else 9)
         try:
-            reunion.tell(first, Progress(steps=0), held[rank])  # type: ignore[arg-type]
+            reunion.exchange(first, Progress(steps=0), held[rank])  # type: ignore[arg-type]
             reunion.meet(first, held[rank].clone(), 1.0)  # type: ignore[arg-type]
         except PeerLost:
             seen.append(float(held[rank]))
-        reunion.tell(network.subgroup("again", range(2)), Progress(steps=0), held[rank])
+        reunion.exchange(network.subgroup("again", range(2)), Progress(steps=0), held[rank])
 
     play(2, body)
     assert seen == [4.0]
@@ -90,13 +90,13 @@ def test_a_point_that_nobody_has_taken_is_forgotten() -> None:
     kept: list[float] = []
 
     def body(rank: int, network: Communicator) -> None:
-        reunion = Reunion(held[rank].copy_)
+        reunion = GroupView(held[rank].copy_)
         first, again = Breaking(network, 3), network.subgroup("again", range(2))
         try:
-            reunion.tell(first, Progress(steps=0), held[rank])  # type: ignore[arg-type]
+            reunion.exchange(first, Progress(steps=0), held[rank])  # type: ignore[arg-type]
             reunion.meet(first, held[rank].clone(), 1.0)  # type: ignore[arg-type]
         except PeerLost:
-            reunion.tell(again, Progress(steps=0), held[rank])
+            reunion.exchange(again, Progress(steps=0), held[rank])
             kept.append(float(held[rank]))
             reunion.meet(again, held[rank].clone(), 1.0 + 2.0 * rank)
 
@@ -110,8 +110,8 @@ def test_where_all_are_lost_who_brought_something_what_they_handed_on_counts() -
     handed_on = [(torch.tensor([1.0, 2.0]), 0.5), (torch.tensor([5.0, 1.0]), 1.5)]
 
     def body(rank: int, network: Communicator) -> None:
-        reunion = Reunion(held[rank].copy_)
-        reunion.tell(network, Progress(steps=4), held[rank])
+        reunion = GroupView(held[rank].copy_)
+        reunion.exchange(network, Progress(steps=4), held[rank])
         reunion.meet(network, *handed_on[rank], brings=False)
 
     play(2, body)
@@ -123,11 +123,11 @@ def test_who_are_left_have_the_same_kind_of_graph_or_a_ring() -> None:
         SGP(topology=RandomRegular(degree=3)).check(peers)
 
     asked = RandomRegular(degree=3)
-    assert made_anew(asked, check, 4) is asked
-    assert isinstance(made_anew(asked, check, 3), Ring)
-    assert made_anew(OnePeerExponential(), SGP().check, 3) == OnePeerExponential()
+    assert made_again(asked, check, 4) is asked
+    assert isinstance(made_again(asked, check, 3), Ring)
+    assert made_again(OnePeerExponential(), SGP().check, 3) == OnePeerExponential()
     for peers in range(1, 6):  # columns keep the sum, rows the mean
-        topology = made_anew(asked, check, peers)
+        topology = made_again(asked, check, peers)
         matrix = topology.matrix(peers)
         assert torch.allclose(matrix.sum(0), torch.ones(peers, dtype=torch.float64))
         assert torch.allclose(matrix.sum(1), torch.ones(peers, dtype=torch.float64))

@@ -12,10 +12,10 @@ from polyrhythm.strategies.gossip.pairing.membership import KeeperSuccessor, Mem
 from polyrhythm.training.flat_parameters import FlatParameters
 from unit.strategies.gossip.pairing.keepers import asked, keeper
 
-Told = list[tuple[int, Message]]
+Observer = list[tuple[int, Message]]
 
 
-def told(replies: Told) -> list[tuple[int, Kind]]:
+def told(replies: Observer) -> list[tuple[int, Kind]]:
     return [(to, message.kind) for to, message in replies]
 
 
@@ -114,7 +114,7 @@ def test_a_member_says_again_what_the_lost_one_may_not_have_heard_and_is_answere
     (_, first), (_, second) = membership.on_message(0, Message(Kind.LEAD))
     assert (first.kind, first.version, second) == (Kind.LEAD, Standing.WAITING, join)
     assert told(membership.on_message(0, parameters(9.0, step=3))) == [(1, Kind.PARAMETERS)]
-    assert (held.step, held.heard[0]) == (5, 3)
+    assert (held.step, held.latest[0]) == (5, 3)
     assert membership.on_message(0, parameters(100.0)) == []
     assert held.values.tolist() == [9.0]
 

@@ -29,7 +29,7 @@ def test_who_is_asked_goes_half_the_way_and_answers_with_the_other_half() -> Non
     assert (to, answer.kind, answer.step, answer.version) == (1, Kind.DIFFERENCE, 3, 1)
     assert payload((to, answer)).tolist() == [2.0, -4.0]
     assert passive.values.tolist() == [4.0, 4.0]
-    assert passive.heard == {1: 7}
+    assert passive.latest == {1: 7}
     assert flat.vector.tolist() == [2.0, 8.0]  # the network goes on computing with what it has read
 
 
@@ -42,7 +42,7 @@ def test_who_asks_waits_for_the_answer_before_the_update() -> None:
     ((own, answer),) = active.on_message(to, Message(Kind.DIFFERENCE, torch.tensor([2.0, -4.0]), step=9))
     assert (own, answer.tag, answer.stop) == (1, ANSWER, False)
     assert flat.vector.tolist() == [6 - 2 - 0.5 * 2, 0 + 4 - 0.5 * 2]
-    assert active.heard == {to: 9}
+    assert active.latest == {to: 9}
     assert active.staleness == {1: 1}
 
 

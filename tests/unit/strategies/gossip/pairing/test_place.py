@@ -23,7 +23,7 @@ def places(topology: Topology, workers: int) -> list[Place]:
 @pytest.mark.parametrize(
     "spec", [name for name in choices(TOPOLOGIES) if name not in ("file", "random_regular")]
 )
-def test_pairs_have_one_of_each_colour_and_join_everybody(spec: str, workers: int) -> None:
+def test_pairs_have_one_of_each_color_and_join_everybody(spec: str, workers: int) -> None:
     topology = build("topology", spec, TOPOLOGIES)
     assert isinstance(topology, Topology)
     found = places(topology, workers)

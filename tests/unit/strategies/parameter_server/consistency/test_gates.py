@@ -70,7 +70,7 @@ class TestSynchronous:
 
     def test_an_older_checkpoint_holds_what_a_lost_one_had_pushed(self):
         gate = Synchronous().gate(2)
-        gate.load_state({"orphans": [1]})
+        gate.load_state(({}, {"orphans": [1]}))
         assert gate.arrive(1, 5) == NOTHING
         assert gate.arrive(0, 4) == Decision(apply=(0, 1, 1), answer=(0, 1))
 
@@ -129,7 +129,7 @@ class TestBackup:
     def test_state_is_the_step(self):
         gate, resumed = Backup(spare=1).gate(2), Backup(spare=1).gate(2)
         gate.arrive(0, 0)
-        assert gate.state() == {"step": 1}
+        assert gate.state() == ({}, {"step": 1})
         resumed.load_state(gate.state())
         assert resumed.arrive(1, 0) == Decision(drop=(1,), answer=(1,), step=1)
 
@@ -196,7 +196,7 @@ class TestBoundedStaleness:
     def test_a_pull_is_asked_for_as_well(self):
         """A resumed run in which A was ahead: it pulls, and must wait for B."""
         gate = BoundedStaleness(s=1).gate(2)
-        gate.load_state({"clocks": [2, 0]})
+        gate.load_state(({}, {"clocks": [2, 0]}))
         assert gate.ask(0, 2) == NOTHING
         assert gate.ask(1, 0) == Decision(answer=(1,))
         assert gate.arrive(1, 0) == Decision(apply=(1,), answer=(0, 1))

@@ -73,7 +73,7 @@ def test_a_pull_waits_until_the_loss_of_who_spoke_before_is_known() -> None:
     assert server.on_message(3, PULL) == []
     assert shown(server.on_message(2, push(1.0))) == [(2, Kind.PARAMETERS, 1, -1.0)]  # it was under way
     assert shown(server.on_loss(2)) == [(4, Kind.REPORT, 1, None), (3, Kind.PARAMETERS, 1, -1.0)]
-    with pytest.raises(RefusedMessage, match="PUSH from rank 2, which speaks for no group"):
+    with pytest.raises(RefusedMessage, match="PUSH from rank 2, which is no group's sender"):
         server.on_message(2, push(1.0, step=1))
 
 
@@ -85,7 +85,7 @@ def test_a_successor_is_let_in_when_the_speaker_has_broken_off() -> None:
     words = server.on_message(2, broken(1))
     assert [to for to, _ in words] == [2, 3]
     assert members(words[0][1]) == (2, (2, 3), (0, 1))
-    with pytest.raises(RefusedMessage, match="rank 3 asked to be let in, and is there"):
+    with pytest.raises(RefusedMessage, match="rank 3 requested admission, and is present"):
         server.on_message(3, StepBroken(number=0, report=Report(), generation=2).message())
 
 
@@ -98,9 +98,9 @@ def test_who_asks_of_a_group_that_is_through_is_told_so_once_all_servers_have_it
     server.on_message(2, push(1.0))
     server.on_message(5, Message(Kind.REPORT, version=2, step=1))
     server.on_loss(2)
-    dismissed, told = server.on_message(3, broken())
+    dismissed, outgoing = server.on_message(3, broken())
     assert (dismissed[0], Dismissal.from_message(dismissed[1]).steps) == (3, 1)
-    assert shown([told]) == [(5, Kind.REPORT, 1, None)]
+    assert shown([outgoing]) == [(5, Kind.REPORT, 1, None)]
 
 
 def test_the_final_parameters_are_worker_0s_though_another_speaks_for_its_group() -> None:

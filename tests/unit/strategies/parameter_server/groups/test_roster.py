@@ -73,7 +73,7 @@ def test_a_replacement_that_dies_before_it_is_admitted_leaves_the_place_lost() -
     roster.on_message(4, said())
     assert roster.form(2).workers == (0,)
     roster.on_message(5, RETURNS)
-    with pytest.raises(RefusedMessage, match="rank 4 asked to be let in, and is there"):
+    with pytest.raises(RefusedMessage, match="rank 4 requested admission, and is present"):
         roster.on_message(4, RETURNS)
 
 

@@ -46,7 +46,7 @@ def shown(replies):
     ]
 
 
-def test_neighbours_share_a_leaf_and_some_leaves_may_have_nobody():
+def test_neighbors_share_a_leaf_and_some_leaves_may_have_nobody():
     levels = Levels.of(CAST, 2)
     assert levels == Levels((5, 6), (7, 8), ((0, 1), (2, 3, 4)))
     assert [levels.leaf_of(worker) for worker in CAST.workers] == [5, 5, 6, 6, 6]
@@ -135,7 +135,7 @@ def test_a_root_answers_pushes_and_pulls_with_different_kinds():
 
 
 def test_who_is_not_of_the_group_is_named():
-    with pytest.raises(RunError, match="a leaf heard PUSH from rank 3, which is not of its group"):
+    with pytest.raises(RunError, match="a leaf received PUSH from rank 3, which is not of its group"):
         leaf(0).on_message(3, push([1.0]))
     with pytest.raises(RunError, match="cannot do anything with VECTOR from rank 1"):
         leaf(0).on_message(1, Message(Kind.VECTOR, torch.zeros(1)))

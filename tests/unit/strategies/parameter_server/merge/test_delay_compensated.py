@@ -72,7 +72,7 @@ def test_the_state_goes_round():
     rule = DelayCompensated(m=0.5)
     first, second = rule.merger(), rule.merger()
     corrected(rule, [2.0], [0.0], [1.0], 1, first)
-    second.load_state(*first.state())
+    second.load_state(first.state())
     assert corrected(rule, [3.0], [0.0], [1.0], 1, first) == corrected(rule, [3.0], [0.0], [1.0], 1, second)
     assert corrected(rule, [3.0], [0.0], [1.0], 1, rule.merger()) != corrected(
         rule, [3.0], [0.0], [1.0], 1, second

@@ -365,7 +365,7 @@ def test_what_cannot_be_on_two_servers_is_refused(options: dict[str, object], hi
         ParameterServer(replicas=2, **options).check(5)
 
 
-def test_one_server_may_be_lost_and_neighbours_not() -> None:
+def test_one_server_may_be_lost_and_neighbors_not() -> None:
     faults = ParameterServer(servers=4, replicas=2).faults(5)
     assert [faults.holders_of(shard) for shard in range(4)] == [(0, 1), (1, 2), (2, 3), (3, 0)]
     assert [faults.shards_of(server) for server in range(4)] == [[0, 3], [1, 0], [2, 1], [3, 2]]

@@ -11,7 +11,7 @@ import torch
 from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.downpour import sum_session
-from polyrhythm.strategies.parameter_server.elastic.averaging import ElasticRule, centre_session
+from polyrhythm.strategies.parameter_server.elastic.averaging import ElasticRule, center_session
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import shard_session
 from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
@@ -71,17 +71,17 @@ def test_every_gradient_counts_once_at_its_staleness(block: int, answered: bool)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_what_a_worker_loses_the_centre_gains(block: int) -> None:
+def test_what_a_worker_loses_the_center_gains(block: int) -> None:
     for seed in range(block * SEEDS, (block + 1) * SEEDS):
         random = Random(seed)
         workers = tuple(range(random.randrange(1, 5)))
-        made = centre_session(workers, ElasticRule(alpha=0.5, tau=1, together=False))
+        made = center_session(workers, ElasticRule(alpha=0.5, tau=1, together=False))
         made.on_message(0, Message(Kind.PARAMETERS, torch.zeros(SIZE)))
-        centre = [0.0] * SIZE
+        center = [0.0] * SIZE
         for number in range(8):  # as many halvings as a float has room for
             worker, own = random.choice(workers), drawn(random)
             [(to, reply)] = made.on_message(worker, Message(Kind.VECTOR, torch.tensor(own), step=number))
-            given = [(mine - its) / 2 for mine, its in zip(own, centre, strict=True)]
-            centre = [its + each for its, each in zip(centre, given, strict=True)]
+            given = [(mine - its) / 2 for mine, its in zip(own, center, strict=True)]
+            center = [its + each for its, each in zip(center, given, strict=True)]
             assert (to, reply.kind, reply.tensor.tolist()) == (worker, Kind.DIFFERENCE, given)
-        assert (made.values.tolist(), made.version) == (centre, 8)
+        assert (made.values.tolist(), made.version) == (center, 8)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
-from polyrhythm.strategies.parameter_server.aggregators.coordinate_median import CoordinateMedian
+from polyrhythm.strategies.aggregators.coordinate_median import CoordinateMedian
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync

@@ -7,9 +7,9 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.parameter_server.aggregators.krum import Krum
+from polyrhythm.strategies.aggregator import squared_distances
+from polyrhythm.strategies.aggregators.krum import Krum
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.rules.aggregator import squared_distances
 from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange, summed
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.training.flat_optimizer import Span
@@ -116,5 +116,5 @@ def test_several_servers_choose_what_one_would(count):
 
 def test_only_servers_send_parts():
     servers = servers_of(2)
-    with pytest.raises(RunError, match="a server heard VECTOR from rank 9, which pushes nothing here"):
+    with pytest.raises(RunError, match="a server received VECTOR from rank 9, which pushes nothing here"):
         servers[5].on_message(9, Message(Kind.VECTOR, torch.zeros(8, dtype=torch.uint8)))

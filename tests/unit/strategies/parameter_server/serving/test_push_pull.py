@@ -64,7 +64,7 @@ def answer(values, version, step, stop=False):
 
 def test_every_server_gets_its_shard_and_its_part_of_the_plan():
     network, flat, ends = setting({})
-    ends.initialise()
+    ends.initialize()
     assert [(to, message.kind) for to, message in network.sent] == [
         (2, Kind.CONFIGURE), (2, Kind.PARAMETERS), (3, Kind.CONFIGURE), (3, Kind.PARAMETERS),
     ]  # fmt: skip

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json
-from polyrhythm.strategies.parameter_server.aggregators.krum import Krum
-from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
+from polyrhythm.strategies.aggregator import Aggregator
+from polyrhythm.strategies.aggregators.krum import Krum
+from polyrhythm.strategies.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator
 from polyrhythm.strategies.parameter_server.serving.membership import Rounds
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
@@ -82,9 +82,9 @@ class Company:
                 continue
             self._answers[to][rank] = reply
             if len(self._answers[to]) == len(self.servers):
-                self._go_on(to)
+                self._continue(to)
 
-    def _go_on(self, worker: int) -> None:
+    def _continue(self, worker: int) -> None:
         answers, self._answers[worker] = self._answers[worker], {}
         if all(answer.kind is Kind.JOIN for answer in answers.values()):
             self._tell(worker, Message(Kind.JOIN, step=max(answer.step for answer in answers.values())))
@@ -197,9 +197,9 @@ class TestRounds:
         assert (rounds.invitation(1), rounds.held_up, rounds.outside) == (5, True, 1)
         rounds.accept(1, 6)
         assert (rounds.invitation(1), rounds.held_up, rounds.outside) == (None, False, 1)
-        assert rounds.let_in(alone=False) == []
+        assert rounds.admit(alone=False) == []
         rounds.number = 6
-        assert rounds.let_in(alone=False) == [1]
+        assert rounds.admit(alone=False) == [1]
         assert rounds.outside == 0
 
     def test_nobody_waits_for_rounds_that_nobody_takes(self) -> None:
@@ -207,7 +207,7 @@ class TestRounds:
         for worker, number in [(2, 3), (0, 2)]:
             rounds.invite(worker, later=False)
             rounds.accept(worker, number)
-        assert rounds.let_in(alone=True) == [0]
+        assert rounds.admit(alone=True) == [0]
         assert rounds.number == 2
 
     def test_what_cannot_be_is_refused(self) -> None:

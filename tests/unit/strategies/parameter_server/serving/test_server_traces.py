@@ -7,7 +7,7 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.parameter_server.aggregators.coordinate_median import CoordinateMedian
+from polyrhythm.strategies.aggregators.coordinate_median import CoordinateMedian
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.backup import Backup
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
@@ -118,7 +118,7 @@ def test_softsync_with_rates_by_staleness():
     assert counted == {0: 7, 1: 4, 2: 1}
 
 
-def test_staleness_divides_the_rate_also_for_an_optimiser_that_sees_no_length():
+def test_staleness_divides_the_rate_also_for_an_optimizer_that_sees_no_length():
     """Adam's first step is the rate itself, however long the gradient."""
     made = shard_session((A, B), Asynchronous(), Handling(StalenessAware()))
     adam = OptimizerPlan("Adam", (Span(0, 1, {"lr": RATE, "eps": 1e-30}),), RATE)

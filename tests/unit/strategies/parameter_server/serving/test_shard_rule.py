@@ -75,7 +75,7 @@ def test_the_latest_staleness_is_told_once() -> None:
     assert (made.version, made.staleness) == (2, {0: 1, 1: 1})
 
 
-def test_a_resumed_one_takes_its_own_parameters_and_the_optimisers_state() -> None:
+def test_a_resumed_one_takes_its_own_parameters_and_the_optimizers_state() -> None:
     first, second = begun(), unbegun()
     first.apply([gradient(2.0, 0.0)], 0)
     tensors, facts = first.state()

@@ -15,7 +15,7 @@ from polyrhythm.communication.message import (
     unpack_tensors,
 )
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.parameter_server.aggregators.krum import Krum
+from polyrhythm.strategies.aggregators.krum import Krum
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
@@ -321,7 +321,7 @@ def test_state_goes_round_in_the_middle_of_a_run(consistency):
 
 def test_a_stranger_is_named():
     made = server(Asynchronous())
-    with pytest.raises(RunError, match=r"^a server heard PUSH from rank 1, which pushes nothing here$"):
+    with pytest.raises(RunError, match=r"^a server received PUSH from rank 1, which pushes nothing here$"):
         made.on_message(1, push([0.0] * 3))
 
 

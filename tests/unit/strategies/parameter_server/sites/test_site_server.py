@@ -188,7 +188,7 @@ def test_a_site_without_workers_holds_nothing_and_is_let_go():
 
 def test_what_nobody_sends_is_named():
     pair = Pair()
-    with pytest.raises(RunError, match="a site heard PUSH from rank 2, which is no part of it"):
+    with pytest.raises(RunError, match="a site received PUSH from rank 2, which is no part of it"):
         pair.say(2, 3, push([1.0] * 4))
     with pytest.raises(RunError, match="cannot do anything with VECTOR from rank 1"):
         pair.say(1, 3, Message(Kind.VECTOR, torch.zeros(4)))

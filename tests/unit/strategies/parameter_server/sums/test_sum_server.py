@@ -124,7 +124,7 @@ def test_the_final_parameters_wait_for_all_and_the_second_leave_ends_it():
     assert made.done
 
 
-def test_state_survives_the_wire_with_the_optimisers():
+def test_state_survives_the_wire_with_the_optimizers():
     made = server(plan=MOMENTUM)
     made.on_message(2, push([2.0, 0.0, -2.0], step=0))
     copy = sum_session(WORKERS, 0)
@@ -138,7 +138,7 @@ def test_state_survives_the_wire_with_the_optimisers():
 
 def test_what_no_worker_sends_is_named():
     made = server()
-    with pytest.raises(RunError, match="heard PUSH from rank 1, which pushes nothing here"):
+    with pytest.raises(RunError, match="received PUSH from rank 1, which pushes nothing here"):
         made.on_message(1, push([0.0, 0.0, 0.0]))
     with pytest.raises(RunError, match="cannot do anything with VECTOR from rank 2"):
         made.on_message(2, Message(Kind.VECTOR, torch.zeros(3)))

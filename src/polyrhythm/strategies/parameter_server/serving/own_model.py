@@ -1,0 +1,141 @@
+"""Base of a worker that trains a model of its own and exchanges it, or sums of gradients, with servers.
+
+The servers' model is the run's. A worker begins with it, and so does the replacement of a failed one; a resumed worker
+keeps its own model where the servers have all that it had sent.
+
+`FreeLink` is a link without waiting: pushes are not answered, and parameters are fetched during a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.strategies.parameter_server.serving.push_pull import ServerLink
+from polyrhythm.strategies.state import OWN, State, StateField
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+Link = TypeVar("Link", bound=ServerLink)
+
+
+class OwnModelWorker(WorkerPart, Generic[Link]):
+    """Worker part with a model of its own; the servers' model is the run's.
+
+    Subclasses set `_done`, the number of steps done, after each step.
+    """
+
+    fields: ClassVar[tuple[StateField, ...]] = (StateField("worker", int, OWN, at="_rank", loads=False),)
+
+    def __init__(self, setting: WorkerSetting, link: Link) -> None:
+        super().__init__()
+        self._rank = setting.workers.rank
+        self._initializes = self._rank == 0 and not setting.succeeds
+        self._flat = setting.flat
+        self._link = link
+        self._restored = False
+        self._done = 0
+
+    def keeps_own(self, step: int, known: Sequence[int]) -> bool:
+        """Return whether a restored model continues.
+
+        Args:
+            step: number of its steps.
+            known: number of this worker's steps that each server knows.
+        """
+        raise NotImplementedError
+
+    def take_over(self, values: Tensor, known: Sequence[int]) -> None:
+        """Begin with the servers' parameters, `(size,)`; `known` as in `keeps_own`."""
+        raise NotImplementedError
+
+    def depart(self) -> None:
+        """Send the updates that servers lack, and leave the servers."""
+        raise NotImplementedError
+
+    def start(self, step: int) -> int:
+        if self._initializes:
+            self._link.initialize()
+        values, known = self._link.pull_whole()
+        if not (self._restored and self.keeps_own(step, self._link.known)):
+            self.take_over(values, self._link.known)
+            step = known
+        self._done = step
+        return step
+
+    def present(self) -> Tensor | None:
+        return self._link.pull_whole()[0] if self._rank == 0 else None
+
+    def end(self) -> None:
+        self.depart()
+        if self._rank == 0:
+            self._flat.vector.copy_(self._link.pull_whole(final=True)[0])
+
+    def release(self) -> None:
+        self._link.leave()
+
+    def load_state(self, state: State) -> None:
+        if state[1]["worker"] == self._rank:
+            super().load_state(state)
+            self._restored = True
+
+
+class FreeLink(ServerLink):
+    """Link on which pushes are not answered and fetched parameters arrive while the worker computes."""
+
+    def __init__(self, setting: WorkerSetting, plan: OptimizerPlan, pushes: int = 0) -> None:
+        super().__init__(setting, plan, pushes)
+        self.shards = self._shards
+        self._read = list(self._versions)
+        self._pushing: dict[int, Handle] = {}
+        self._fetching: tuple[int, ...] = ()
+
+    def note_read(self) -> None:
+        """Record that the next gradients pushed are those of the parameters fetched last."""
+        self._read = list(self._versions)
+
+    def fetch(self, positions: Collection[int], stop: bool) -> None:
+        """Request the parameters of the servers at these positions, for `take`."""
+        for position in positions:
+            self._network.send(self._servers[position], Message(Kind.FETCH, stop=stop))
+        self._fetching = tuple(positions)
+
+    def take(self) -> list[tuple[int, Tensor | None, bool]]:
+        """Return the requested position and parameters (None: unchanged), and whether this worker must stop."""
+        taken = []
+        for position in self._fetching:
+            answer = self._answer(position)
+            if answer.tensor is not None:
+                self._versions[position] = answer.version
+            taken.append((position, answer.tensor, answer.stop))
+        self._fetching = ()
+        return taken
+
+    def push(self, position: int, pushed: Tensor, step: Step, learning_rate: float) -> None:
+        """Start to push a vector to a server; it must not change before `wait_for_push`."""
+        self._pushing[position] = self._ask(
+            position,
+            Message(
+                Kind.PUSH,
+                pushed,
+                version=self._read[position],
+                step=step.number,
+                weight=step.weight,
+                learning_rate=learning_rate,
+                stop=step.stop,
+            ),
+        )
+
+    def wait_for_push(self, position: int) -> None:
+        """Wait until the vector pushed last to a server may change."""
+        if position in self._pushing:
+            self._pushing.pop(position).wait()
+
+    def wait_for_pushes(self) -> None:
+        """Wait until all pushed vectors may change."""
+        for position in list(self._pushing):
+            self.wait_for_push(position)
