@@ -225,7 +225,7 @@ class OutgoingTcpLink:
             turn = not self._writing and not self._outbox.waits
             self._outbox.put(handle)
             if not (turn and handle.nbytes <= _MOST_AT_ONCE_BYTES and self._written_at_once()):
-                self._have_written()
+                self._wake_writer()
         return handle
 
     def close(self, patience_s: float) -> None:
@@ -264,7 +264,7 @@ class OutgoingTcpLink:
         self._outbox.wrote(number)
         return not self._outbox.waits
 
-    def _have_written(self) -> None:
+    def _wake_writer(self) -> None:
         if self._writer is None:
             name = f"sending to {self._to.rank}"
             self._writer = threading.Thread(target=self._write, name=name, daemon=True)
@@ -338,7 +338,9 @@ class OutgoingTcpLink:
                 raise ProcessExited
             self._outbox.rewind()
             self._connection = connection
-            self._news.notify_all()
+            # Also what the callers' threads had written, when there has been no writer so far.
+            if self._outbox.waits:
+                self._wake_writer()
         return connection
 
     def _listen(self, connection: TcpSocket) -> None:

@@ -57,6 +57,8 @@ class CuttingProxy:
                 self.connections += 1
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+            # Closed by the last thread that uses them: another connection would get their numbers before.
+            del near, far, source, sink
 
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
@@ -76,5 +78,3 @@ def _reset(end: socket.socket) -> None:
     with suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         end.shutdown(socket.SHUT_RDWR)
-    with suppress(OSError):
-        end.close()

@@ -162,6 +162,20 @@ def test_connections_that_break_anywhere_lose_and_double_nothing(seed: int) -> N
     assert ends.heard.lost.empty()
 
 
+@pytest.mark.parametrize("elements", [10, LONG])
+@pytest.mark.parametrize("passed_bytes", [1, 60, 1000])
+def test_a_connection_that_breaks_under_its_only_message_does_not_lose_it(
+    elements: int, passed_bytes: int
+) -> None:
+    with linked() as ends:
+        ends.heard.greeted.get(timeout=PATIENCE_S)
+        time.sleep(0.02)  # for the sender to have the connection: it writes this message without a writer's thread
+        ends.proxy.cut_after(passed_bytes)
+        handle = ends.link.start_send(Message(Kind.PUSH, torch.ones(elements)), 0)
+        assert ends.heard.messages.get(timeout=SOON_S)[2].tensor.numel() == elements
+        handle.wait(SOON_S)
+
+
 def test_an_idle_connection_that_breaks_is_opened_again() -> None:
     with linked() as ends:
         for number in range(5):
