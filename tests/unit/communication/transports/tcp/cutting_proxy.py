@@ -23,6 +23,7 @@ class CuttingProxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()
         self._bytes_until_cut: int | None = None
+        self._closed = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
@@ -43,6 +44,8 @@ class CuttingProxy:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        with self._lock:
+            self._closed = True
         self.cut()
 
     def _accept(self) -> None:
@@ -51,14 +54,24 @@ class CuttingProxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self.port_behind))
+            threading.Thread(target=self._connect, args=(near,), daemon=True).start()
+
+    def _connect(self, near: socket.socket) -> None:
+        # Both are closed when no thread uses them: else another connection could get their numbers before.
+        with suppress(OSError), near, socket.create_connection(("127.0.0.1", self.port_behind)) as far:
             with self._lock:
+                if self._closed:
+                    return
                 self._pairs.append((near, far))
                 self.connections += 1
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
-            # Closed by the last thread that uses them: another connection would get their numbers before.
-            del near, far, source, sink
+            ways = [
+                threading.Thread(target=self._pass_on, args=way, daemon=True)
+                for way in ((near, far), (far, near))
+            ]
+            for way in ways:
+                way.start()
+            for way in ways:
+                way.join()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
