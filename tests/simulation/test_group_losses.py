@@ -118,8 +118,8 @@ def test_a_step_that_counts_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     begin = GroupServer._begin_to_speak
 
     def forgetful(self: GroupServer, name: int, source: int) -> list[Reply]:
-        held = self._session._held
-        held.steps = [max(0, steps - (rank == name)) for rank, steps in self._session.steps.items()]
+        row = self._session._of_rank[name]
+        row.steps = max(0, row.steps - 1)
         return begin(self, name, source)
 
     monkeypatch.setattr(GroupServer, "_begin_to_speak", forgetful)

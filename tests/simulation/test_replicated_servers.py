@@ -19,8 +19,9 @@ from polyrhythm.simulation.run import job_program
 from polyrhythm.simulation.simulated_run import constant_run
 from polyrhythm.simulation.trials import Tried, faults_of, try_seeds
 from polyrhythm.strategies.parameter_server.replication.replicated_server import ShardCopy
-from polyrhythm.strategies.parameter_server.serving.session import LastReads
+from polyrhythm.strategies.parameter_server.serving.pushers import Pushers
 from polyrhythm.strategies.role_assignment import roles_in_order
+from polyrhythm.strategies.state import State
 from simulation.deaths import AROUND, BATCH_SIZE, IMAGES, STEPS, WHOLE_S, WORKERS, events_of
 from simulation.trying import layers, trial
 
@@ -183,6 +184,13 @@ def forgetful(self: ShardCopy, pusher: int, message: Any, losses: int) -> Any:
 
 
 enter, ask_after_loss = ShardCopy._enter, ShardCopy.ask_after_loss
+load_exact_state = Pushers.load_exact_state
+
+
+def without_reads(self: Pushers, state: State) -> None:
+    load_exact_state(self, state)
+    for row in self.rows:
+        row.forget_reads()
 
 
 @pytest.mark.parametrize("seeds", [range(40)])
@@ -199,7 +207,7 @@ def test_what_is_asked_again_is_not_taken_again(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_not_handed_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LastReads, "load_exact_state", lambda *_: None)
+    monkeypatch.setattr(Pushers, "load_exact_state", without_reads)
     spec = "staleness_aware(servers=2, replicas=2)"
     seeds = [seed for seed in range(40) if deaths_of(spec, seed) == 2][:4]
     found = [failure.what for seed in seeds for failure in tried(spec, seed).failures]

@@ -38,7 +38,6 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
     payload,
 )
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency, Decision, Gate
-from polyrhythm.strategies.parameter_server.serving.membership import latest_entrance
 from polyrhythm.strategies.parameter_server.serving.parts import PartialPush
 from polyrhythm.strategies.parameter_server.serving.planned_push import (
     Planned,
@@ -52,7 +51,9 @@ from polyrhythm.strategies.parameter_server.serving.push_pull import (
     OverlappingWorker,
     ServedWorker,
 )
+from polyrhythm.strategies.parameter_server.serving.pushers import Pusher
 from polyrhythm.strategies.parameter_server.serving.resharding import of_servers
+from polyrhythm.strategies.parameter_server.serving.rounds import latest_entrance
 from polyrhythm.strategies.parameter_server.serving.rule import (
     Applied,
     Contribution,
@@ -247,11 +248,11 @@ class LeafSession(ServerSession):
         self._kept_back: list[Reply] = []
         """Answers in one piece, until they are complete."""
 
-    def _continue_without(self, rank: int) -> list[Reply]:
-        self._owed.pop(rank, None)
-        self._kept_back = [reply for reply in self._kept_back if reply[0] != rank]
+    def _continue_without(self, row: Pusher) -> list[Reply]:
+        self._owed.pop(row.rank, None)
+        self._kept_back = [reply for reply in self._kept_back if reply[0] != row.rank]
         self._passing.continue_without()
-        return super()._continue_without(rank)
+        return super()._continue_without(row)
 
     def _completed(self, replies: list[Reply]) -> list[Reply]:
         self._pass_on()
@@ -297,7 +298,7 @@ class LeafSession(ServerSession):
         coming: list[PartialPush] = []
         for pusher in pushers:
             if group.has_pushed(pusher):
-                [entry] = self._held.of(pusher)
+                [entry] = self._rows[pusher].held
                 if len(entry.gradient) != len(self.values):  # it brings more than a gradient
                     return
                 coming.append(PartialPush(entry.gradient, entry.step, 0, entry.weight))

@@ -1,7 +1,6 @@
-"""Admission: which messages a server accepts, and which gradients count.
+"""Admission: which messages a server accepts.
 
-All other messages are refused before anything is changed. A gradient that is not finite is taken as that of
-an empty batch, and a pusher that sends nothing else is let go (`FiniteScreen`).
+All other messages are refused before anything is changed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json, unpack_json
 from polyrhythm.errors import RequestError
-from polyrhythm.training.flat_parameters import is_finite
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 _BARE = (None, 0, 0, 1.0, 0.0)  # tensor, version, step, weight, learning rate
@@ -140,36 +138,3 @@ def payload(message: Message) -> Tensor:
 
 def _bare(message: Message) -> RefusedMessage:
     return RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} arrived without its tensor")
-
-
-class FiniteScreen:
-    """One server's count of gradients that are not finite.
-
-    Args:
-        eject_after: number of consecutive ones after which a pusher is evicted; 0: never.
-
-    Attributes:
-        total: gradients that were not finite.
-    """
-
-    def __init__(self, pushers: int, eject_after: int) -> None:
-        self.total = 0
-        self._in_a_row = [0] * pushers
-        self._eject_after = eject_after
-
-    def passes(self, pusher: int, gradient: Tensor) -> bool:
-        """Count a gradient that weighs something; return whether it is finite."""
-        if is_finite(gradient):
-            self._in_a_row[pusher] = 0
-            return True
-        self.total += 1
-        self._in_a_row[pusher] += 1
-        return False
-
-    def is_spent(self, pusher: int) -> bool:
-        """Return whether a pusher must be evicted."""
-        return 0 < self._eject_after <= self._in_a_row[pusher]
-
-    def forget(self, pusher: int) -> None:
-        """Begin again, with a replacement."""
-        self._in_a_row[pusher] = 0

@@ -367,9 +367,9 @@ class CompressedSession(ServerSession):
             return message._replace(tensor=values[:0].clone())
         if tensor.numel() == _NOT_FINITE:
             return message._replace(tensor=torch.full_like(values[start:stop], float("nan")))
-        rank = self._registry.numbers.get(source, 0)
-        layout = self._stretch(start, stop)
-        return message._replace(tensor=layout.decode(self._compressor, tensor, values.dtype, rank))
+        row = self._of_rank.get(source)
+        layout, number = self._stretch(start, stop), 0 if row is None else row.number
+        return message._replace(tensor=layout.decode(self._compressor, tensor, values.dtype, number))
 
     def _stretch(self, start: int, stop: int) -> Layout:
         assert self._layout is not None, "there are parameters"
@@ -391,7 +391,7 @@ class CompressedSession(ServerSession):
     def _packed(self, to: int, reply: Message) -> list[Reply]:
         """Return an answer as it travels: a difference to one that pushed, whole parameters to one that pulled."""
         values = reply.tensor
-        if reply.kind is not Kind.PARAMETERS or values is None or to not in self._registry.numbers:
+        if reply.kind is not Kind.PARAMETERS or values is None or to not in self._of_rank:
             return [(to, reply)]
         cuts = None if self._parts is None else self._parts.cuts_of(to)
         held = self._held_by.get(to)

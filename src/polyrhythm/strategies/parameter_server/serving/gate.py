@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
-from polyrhythm.strategies.parameter_server.serving.membership import Rounds
+from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
 from polyrhythm.strategies.state import Stateful
 
 CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"

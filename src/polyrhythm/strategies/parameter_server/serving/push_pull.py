@@ -31,8 +31,8 @@ from polyrhythm.communication.communicator import Handle, LentMemory
 from polyrhythm.communication.message import Kind, Message, message_of
 from polyrhythm.errors import Dismissed, PeerLost, RequestError
 from polyrhythm.strategies.parameter_server.serving.admission import Configuration, payload
-from polyrhythm.strategies.parameter_server.serving.membership import latest_entrance
 from polyrhythm.strategies.parameter_server.serving.planned_push import Planned, packed_push
+from polyrhythm.strategies.parameter_server.serving.rounds import latest_entrance
 from polyrhythm.strategies.state import OWN, Part, StateField, Stateful
 from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting, Writes
 from polyrhythm.training.flat_optimizer import FlatOptimizer

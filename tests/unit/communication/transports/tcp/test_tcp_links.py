@@ -169,7 +169,9 @@ def test_a_connection_that_breaks_under_its_only_message_does_not_lose_it(
 ) -> None:
     with linked() as ends:
         ends.heard.greeted.get(timeout=PATIENCE_S)
-        time.sleep(0.02)  # for the sender to have the connection: it writes this message without a writer's thread
+        time.sleep(
+            0.02
+        )  # for the sender to have the connection: it writes this message without a writer's thread
         ends.proxy.cut_after(passed_bytes)
         handle = ends.link.start_send(Message(Kind.PUSH, torch.ones(elements)), 0)
         assert ends.heard.messages.get(timeout=SOON_S)[2].tensor.numel() == elements

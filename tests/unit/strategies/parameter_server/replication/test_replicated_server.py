@@ -254,7 +254,7 @@ def test_an_answer_that_is_given_again_is_read_on_both_servers() -> None:
     relayed(servers, B, SECOND, push([0.0, 4.0]))
     assert values(relayed(servers, A, SECOND, push([2.0, 0.0]))) == [(SECOND, A, [-0.9, 0.0])]
     kept, follower = (servers.parts[rank].part_of(0).exact_state()[1] for rank in (SECOND, FIRST))
-    assert kept["pushers"]["readings"]["versions"] == [2, 2]
+    assert kept["pushers"]["read_version"] == [2, 2]
     assert follower == kept
 
 
@@ -280,8 +280,8 @@ def test_of_a_loss_that_was_handed_over_a_successor_hears_without_doing_anything
     assert servers.parts[FIRST].on_losses(B, 1) == []
     relayed(servers, B, SECOND, Message(Kind.PULL))  # its successor
     servers.lose(SECOND)
-    assert servers.parts[FIRST].part_of(0).exact_state()[1]["pushers"]["registry"]["_left"] == []
-    assert before["pushers"]["registry"]["_left"] == [1]
+    assert servers.parts[FIRST].part_of(0).exact_state()[1]["pushers"]["left"] == [False, False]
+    assert before["pushers"]["left"] == [False, True]
 
 
 def test_a_shard_that_nobody_has_any_more_ends_a_successor() -> None:

@@ -11,9 +11,9 @@ from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asyn
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.serving.admission import is_finite
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.flat_parameters import is_finite
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 A, B = 0, 3  # ranks

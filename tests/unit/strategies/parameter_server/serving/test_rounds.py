@@ -12,7 +12,7 @@ from polyrhythm.strategies.aggregator import Aggregator
 from polyrhythm.strategies.aggregators.krum import Krum
 from polyrhythm.strategies.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.serving.membership import Rounds
+from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
 

@@ -1,8 +1,4 @@
-"""Membership of a server: its pushers, those that are lost, and at which round a replacement enters.
-
-`PusherRegistry` knows a server's pushers, the lost ones, those that wait for the first parameters, and the
-end of the run. The end of several servers is one end: rank 0 asks all for the final parameters, and lets them
-go (a second LEAVE) once it has all. From the first of its two requests on, a replacement is asked to leave.
+"""Rounds of a server, and at which one a replacement enters.
 
 `Rounds` counts the rounds that workers take together, which a replacement enters at the same one on all
 servers:
@@ -23,111 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
-from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare
-
-
-class PusherRegistry:
-    """A server's list of its pushers.
-
-    Args:
-        spares: number of pushers that may be lost at once; 0: the run decides.
-        spared_by: limiting rule, for an error's text.
-
-    Attributes:
-        pushers: ranks of the pushers.
-        numbers: numbers of the pushers, from 0, by rank.
-        asking: ranks that wait for the first parameters.
-        final: rank that has asked for the final parameters, or None.
-        done: whether that one has let the servers go.
-        ejected: number of evictions.
-    """
-
-    def __init__(self, pushers: tuple[int, ...], spares: int = 0, spared_by: str = "") -> None:
-        self.pushers = pushers
-        self.numbers = {rank: number for number, rank in enumerate(pushers)}
-        self.asking: list[int] = []
-        self.final: int | None = None
-        self.done = False
-        self.ejected = 0
-        self._spares = spares
-        self._spared_by = spared_by
-        self._left: set[int] = set()
-        self._lost: set[int] = set()
-        self._dismissed: set[int] = set()
-
-    @property
-    def present(self) -> int:
-        """Number of present pushers."""
-        return len(self.pushers) - len(self._left)
-
-    @property
-    def lost(self) -> bool:
-        """Whether any pusher is lost and has no replacement yet."""
-        return bool(self._lost)
-
-    def is_there(self, rank: int) -> bool:
-        """Return whether a pusher has not left."""
-        return rank not in self._left
-
-    def enter(self, rank: int) -> bool:
-        """Admit a pusher or its replacement; return False where the run is ending and it is too late."""
-        if rank in self._left:
-            if self.final is not None:  # it might change one shard and not another
-                return False
-            self._left.remove(rank)
-            self._lost.discard(rank)
-            self._dismissed.discard(rank)
-        return True
-
-    def leave(self, rank: int) -> bool:
-        """Record that a pusher has left or failed; return whether it was present.
-
-        The second leave of the pusher that has the final parameters ends the run.
-        """
-        if rank in self.asking:
-            self.asking.remove(rank)
-        if rank in self._left:
-            self.done |= self.final == rank
-            return False
-        self._left.add(rank)
-        return True
-
-    def lose(self, rank: int) -> bool:
-        """Take note that a pusher is lost, as in `leave`; its replacement has to ask for the final parameters again."""
-        if self.final == rank:
-            self.final = None
-        return self.leave(rank)
-
-    def miss(self, rank: int) -> None:
-        """Count a present pusher as failed until a replacement enters; raise `RunError` if too many have failed."""
-        if rank not in self._left:
-            self._lost.add(rank)
-        if 0 < self._spares < len(self._lost):
-            ranks = ", ".join(map(str, sorted(self._lost)))
-            raise RunError(
-                f"{len(self._lost)} workers are lost (ranks {ranks}), and {self._spared_by} can spare "
-                f"{self._spares}: continue with --resume, or start a new run with more spare ones"
-            )
-
-    def dismiss(self, rank: int) -> None:
-        """Note that a pusher is asked to leave."""
-        self.ejected += 1
-        self._dismissed.add(rank)
-
-    def was_dismissed(self, rank: int) -> bool:
-        """Return whether a pusher was asked to leave, and has no replacement."""
-        return rank in self._dismissed
-
-    def take_asking(self) -> list[int]:
-        """Return the ranks that wait for the first parameters, which wait no more."""
-        asking, self.asking = self.asking, []
-        return asking
-
-    @property
-    def ready_to_end(self) -> int | None:
-        """Rank that can be given the final parameters now, since no pusher can change them any more; or None."""
-        return self.final if not self.present else None
 
 
 @dataclass(frozen=True)
