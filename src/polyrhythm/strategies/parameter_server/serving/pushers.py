@@ -22,10 +22,10 @@ class Pusher:
     """What a server knows of one pusher.
 
     Attributes:
-        rank: its rank.
-        number: its number, from 0: gates and rules know it by this one.
+        rank: rank in the run.
+        number: from 0; gates and rules know the pusher by this one.
         steps: number of its gradients that need not be pushed again: applied, held for good, or over.
-        held: its gradients that are held, oldest first.
+        held: gradients that wait for an update, oldest first.
         left_out: stretches of its `steps` without an applied gradient, `[first, one past the last]`, in order.
         read_version: version of the parameters that it has read last, and since then one more for each applied
             gradient of its own.
