@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.main import get_command
 
 from polyrhythm.api.strategies import strategies
@@ -85,7 +86,12 @@ def test_every_module_and_folder_of_the_code_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_verb_and_option_is_there(page: Path) -> None:
-    found = [words[1:] for words in commands(page)]
+    check_options(commands(page))
+
+
+def check_options(found: list[list[str]]) -> None:
+    """Fail for a verb or an option that is not there in words of `polyrhythm …`."""
+    found = [words[1:] for words in found]
     found += [words[words.index("--") + 1 :] for words in found if words[0] == "submit" and "--" in words]
     for verb, *words in found:
         if verb.startswith("-"):
@@ -102,6 +108,19 @@ def test_every_verb_and_option_is_there(page: Path) -> None:
         }
         given = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert given <= options | {"--help"}, f"{verb} has no {', '.join(sorted(given - options))}"
+
+
+def test_every_claim_of_the_papers_has_a_command_or_a_reason() -> None:
+    papers = yaml.safe_load((ROOT / "benchmarks" / "papers.yaml").read_text())["papers"]
+    for row in (row for paper in papers for row in paper["rows"]):
+        if row["command"] is None:
+            assert row["note"], row["claim"]
+            continue
+        words = shlex.split(row["command"].rpartition(" && ")[2])
+        if words[0] == "python":
+            assert (ROOT / words[1]).exists(), f"{words[1]} is not there"
+        else:
+            check_options([words])
 
 
 @pytest.mark.parametrize("page", OF_THE_PRODUCT, ids=named)
