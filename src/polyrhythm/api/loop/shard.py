@@ -636,7 +636,7 @@ class _Positions(Dataset[Any]):
 
 
 class _Gathered(Dataset[Any]):
-    """Tensors whose batches are gathered at once: in a quarter of the time, with the values of `default_collate`."""
+    """A `TensorDataset` that gathers a batch at once: the values of `default_collate` in a quarter of the time."""
 
     def __init__(self, dataset: TensorDataset) -> None:
         self._dataset = dataset
