@@ -3,7 +3,8 @@
     python benchmarks/whole-job/measure.py [--rounds 5] [--images 12000] [--epochs 1] [--data FOLDER]
 
 A LeNet-5 on Fashion-MNIST, 2 workers of one thread, batches of 64: the same network, data and optimizer with DDP and
-Accelerate under torchrun, and as a loop under `polyrhythm run`, in turn. Ratios are DDP's time to that of
+Accelerate under torchrun, and as a loop under `polyrhythm run`, in turn. *Channels last*: as torch's guide has it, and
+`distribute(…, channels_last=True)`. Ratios are DDP's time to that of
 each, in the same round: of wall time, and of processor time over all processes. Written to `results.json`.
 """
 
@@ -23,8 +24,10 @@ HERE = Path(__file__).parent
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 PEERS = {
     "torchrun, DDP": [*TORCHRUN, "ddp.py"],
+    "torchrun, DDP, channels last": [*TORCHRUN, "ddp.py", "channels_last"],
     "torchrun, Accelerate": [*TORCHRUN, "with_accelerate.py"],
     "polyrhythm run, own loop": ["polyrhythm", "run", "--workers", "2", "own_loop.py"],
+    "polyrhythm run, channels last": ["polyrhythm", "run", "--workers", "2", "own_loop.py", "channels_last"],
 }
 REFERENCE = next(iter(PEERS))
 

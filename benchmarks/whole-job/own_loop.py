@@ -8,13 +8,14 @@ from torch.utils.data import DataLoader
 
 import polyrhythm
 
+count, epochs = map(int, sys.argv[-2:])
 model = job.network()
 optimizer = job.optimizer_of(model)
-loader = DataLoader(job.read("train", int(sys.argv[1])), job.BATCH_SIZE, shuffle=True)
+loader = DataLoader(job.read("train", count), job.BATCH_SIZE, shuffle=True)
 with polyrhythm.join("synchronous") as group:
-    model, optimizer = group.distribute(model, optimizer)
+    model, optimizer = group.distribute(model, optimizer, channels_last="channels_last" in sys.argv)
     shard = group.shard(loader)
-    for _ in group.epochs(int(sys.argv[2])):
+    for _ in group.epochs(epochs):
         for images, labels in shard:
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()

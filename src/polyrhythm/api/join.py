@@ -73,6 +73,7 @@ from polyrhythm.roles.trainer import LoopSteps
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
+from polyrhythm.training.forward_pass import channels_innermost
 
 if TYPE_CHECKING:
     from polyrhythm.api.loop.loop_report import LoopLog, LoopMeter
@@ -334,7 +335,12 @@ class Group:
         return self._coordination.workers
 
     def distribute(
-        self, model: _Model, optimizer: torch.optim.Optimizer, *, digest_every: int = 0
+        self,
+        model: _Model,
+        optimizer: torch.optim.Optimizer,
+        *,
+        digest_every: int = 0,
+        channels_last: bool = False,
     ) -> tuple[_Model, DistributedOptimizer]:
         """Distribute a model and its optimizer over the workers.
 
@@ -347,6 +353,8 @@ class Group:
             digest_every: number of steps between two comparisons of the workers' parameters and optimizer states, where
                 they must be equal bit for bit: a worker that differs receives the state of the others, and of two
                 workers both return to the latest state that agreed. 0: none.
+            channels_last: whether the model holds its images `(B, C, H, W)` with the channels innermost in memory, also
+                those of one channel: faster convolutions, with other rounding. Layers must use `reshape` for `view`.
 
         Returns:
             The same model, and the optimizer to use from now on.
@@ -371,6 +379,8 @@ class Group:
             )
         replica = Replica(model, optimizer, self._strategy, self._world, announce=False, own_loop=True)
         self._replica = replica
+        if channels_last:
+            model.register_forward_pre_hook(_channels_last)
         self._home.computes_on(replica.flat.vector.device)
         coordination = self._coordination
         trainer = coordination.take(replica, digest_every)
@@ -1040,6 +1050,16 @@ class Group:
 def process_rank() -> int:
     """Return the rank of this process as set by its launcher; 0 without one."""
     return int(os.environ.get("RANK", "0"))
+
+
+def _channels_last(_: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a model's inputs, batches of images with channels innermost."""
+    return tuple(
+        channels_innermost(each)
+        if isinstance(each, Tensor) and each.dim() == 4 and each.is_floating_point()
+        else each
+        for each in inputs
+    )
 
 
 def _number(value: float | Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -37,10 +38,12 @@ def run(
     from polyrhythm.launch.rank_server import RankServer, threads_of_ranks
 
     forks = sys.platform == "linux" and (module or script.endswith(".py"))
-    ours = RankServer(threads_of_ranks(workers, threads), "polyrhythm.api.join") if forks else None
-    with nullcontext() if ours is None else closing(ours) as server:
-        from polyrhythm.launch.script import run_script  # takes as long as the server does
+    if forks:  # libraries that ranks inherit read it when they are loaded
+        os.environ["OMP_NUM_THREADS"] = threads_of_ranks(workers, threads)
+    from polyrhythm.launch.script import run_script
 
+    ours = RankServer(None, "polyrhythm.api.join", forks=True) if forks else None
+    with nullcontext() if ours is None else closing(ours) as server:
         run_script(
             script,
             arguments or [],

@@ -3,15 +3,16 @@
 Python and PyTorch take seconds to start, which every rank and every replacement would need again:
 
     launcher                 rank server                           rank
-      starts it ───────────▶ imports PyTorch and Polyrhythm
+      starts, or forks it ─▶ imports PyTorch and Polyrhythm
       environment, command ▶ forks ───────────────────────────────▶ becomes `__main__` of the script
       ◀──────────────── its process
       ◀──────────────── the status of its exit ◀──────────────────── exits, or is killed
 
 The server is a clean process with one thread, in which nothing was computed. Ranks end with it, and it ends with the
-launcher, however that ends (Linux).
+launcher, however that ends (Linux). `polyrhythm run`, which needs PyTorch itself, forks it, so that PyTorch is imported
+once; elsewhere the launcher has threads and has computed, and starts it as a module.
 
-Run as a module, by `RankServer`. Imports nothing that is slow before it serves.
+Imports nothing that is slow before it serves.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from polyrhythm.launch.tethered import end_with_parent
+
+_ALL_DESCRIPTORS = 2**31 - 1
 
 
 def threads_of_ranks(workers: int, threads: int | None) -> str:
@@ -99,14 +103,18 @@ class RankServer:
     Args:
         threads: OMP_NUM_THREADS of the ranks; None: as the environment has it.
         modules: names of modules that ranks need.
+        forks: whether it is forked from this process, a command line with one thread.
     """
 
-    def __init__(self, threads: str | None, *modules: str) -> None:
+    def __init__(self, threads: str | None, *modules: str, forks: bool = False) -> None:
         self._turn = threading.RLock()
         self._ranks: dict[int, ForkedRank] = {}
         self._rest = b""
         self._socket, theirs = socket.socketpair()
         with theirs:
+            if forks and threading.active_count() == 1:
+                self._process: subprocess.Popen[bytes] | _ForkedServer = self._fork(theirs, modules)
+                return
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(os.getpid()), str(theirs.fileno()), *modules],
                 env=os.environ | ({} if threads is None else {"OMP_NUM_THREADS": threads}),
@@ -114,6 +122,24 @@ class RankServer:
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # the terminal's SIGINT reaches the launcher alone
             )
+
+    def _fork(self, theirs: socket.socket, modules: Sequence[str]) -> _ForkedServer:
+        launcher = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if pid := os.fork():
+            return _ForkedServer(pid)
+        try:
+            os.setpgid(0, 0)  # the terminal's SIGINT reaches the launcher alone
+            descriptor = theirs.detach()
+            os.closerange(3, descriptor)
+            os.closerange(descriptor + 1, _ALL_DESCRIPTORS)
+            _forget_command_line()
+            main(launcher, descriptor, modules)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
 
     def start(
         self,
@@ -179,6 +205,35 @@ class RankServer:
         self._socket.close()
         self._process.kill()
         self._process.wait()
+
+
+@dataclass(frozen=True)
+class _ForkedServer:
+    """A server that was forked; used like `Popen`."""
+
+    pid: int
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        os.waitpid(self.pid, 0)
+
+
+def _forget_command_line() -> None:
+    """Give this process, a fork of a command line, the signals, streams and hooks with which Python starts."""
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_DFL),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, usual)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    sys.stdout, sys.stderr, sys.excepthook = sys.__stdout__, sys.__stderr__, sys.__excepthook__
+    with suppress(OSError), open("/proc/self/comm", "w") as name:
+        name.write("rank server")
 
 
 def serve(launcher: socket.socket) -> None:

@@ -289,3 +289,14 @@ def test_a_worker_that_waits_for_others_at_the_end_names_them(group: Group) -> N
     for worker in (1, 2):
         group._home.rendezvous.store.set(f"script/left/{worker}", "")
     assert group._missing_text() == ""
+
+
+def test_images_reach_the_layers_with_channels_innermost(group: Group) -> None:
+    seen = []
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 3))
+    model[0].register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
+    model, _ = group.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), channels_last=True)
+    images = torch.randn(5, 1, 8, 8)
+    model(images)
+    assert torch.equal(seen[0][0], images)
+    assert seen[0][1].is_contiguous(memory_format=torch.channels_last)

@@ -33,6 +33,7 @@ def start(server: RankServer, *command: object, **variables: str) -> ForkedRank:
 
 
 def write(folder: Path, *lines: str) -> Path:
+    folder.mkdir(exist_ok=True)
     script = folder / "script.py"
     script.write_text("\n".join(lines))
     return script
@@ -138,3 +139,30 @@ def test_it_has_the_outputs_and_the_folder_that_it_is_given(server: RankServer, 
             os.close(read)
         assert rank.wait(60.0) == 0
         assert texts == [f"{tmp_path}\n", f"{value}\n"]
+
+
+def test_a_fork_of_a_command_line_has_nothing_of_it(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "import os, signal, sys",
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler",
+        "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL",
+        "assert sys.excepthook is sys.__excepthook__ and sys.stdout is sys.__stdout__",
+        "assert os.readlink('/proc/self/fd/0') == os.devnull and len(os.listdir('/proc/self/fd')) == 4",
+        "print('ran')",
+    )
+    launcher = write(
+        tmp_path / "launcher",
+        "import io, os, signal, sys",
+        "from contextlib import closing",
+        "from polyrhythm.launch.rank_server import RankServer",
+        "for number in (signal.SIGINT, signal.SIGTERM):",
+        "    signal.signal(number, print)",
+        "sys.excepthook = print",
+        "kept = open(os.devnull)",
+        "sys.stdout = io.StringIO('not yet written')",
+        "with closing(RankServer(None, forks=True)) as server:",
+        f"    sys.exit(server.start([{str(script)!r}], dict(os.environ)).wait(60.0))",
+    )
+    done = subprocess.run([sys.executable, launcher], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")

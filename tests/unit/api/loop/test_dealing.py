@@ -23,6 +23,7 @@ from torch.utils.data import (
     SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 
 from polyrhythm.api.loop.random_state import RandomStateToRestore, random_state
@@ -368,3 +369,19 @@ def test_loaders_that_cannot_be_shared_out_are_refused() -> None:
         deal(2, lambda: DataLoader(data, 2, sampler=sampler))
     with pytest.raises(RequestError, match="do not make one step of 3 workers"):
         deal(3, lambda: DataLoader(data, 4, drop_last=True))
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+def test_tensors_in_memory_make_the_batches_of_the_plain_loader(format: torch.memory_format) -> None:
+    images = torch.randn(13, 3, 4, 4).to(memory_format=format)
+    data = TensorDataset(images, torch.arange(13, dtype=torch.int32))
+    loaders = (DataLoader(data, 4), DataLoader(data, 4, collate_fn=lambda items: default_collate(items)))
+    gathered, plain = (
+        [batch for batch, _ in deal(2, lambda made=made: made)[1].epoch(0)] for made in loaders
+    )
+    assert len(gathered) == len(plain) == 2
+    for batch, other in zip(gathered, plain, strict=True):
+        assert type(batch) is type(other)
+        for tensor, same in zip(batch, other, strict=True):
+            assert torch.equal(tensor, same)
+            assert (tensor.dtype, tensor.stride()) == (same.dtype, same.stride())
