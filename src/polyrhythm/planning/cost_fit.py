@@ -39,10 +39,8 @@ _LEAST_ERROR = 0.005  # dry runs with drawn step times are no more exact
 _STEP = 0.3  # in logarithms, for slopes: where arrival decides, seconds jump by a percent or two
 _EXACT, _SURPRISE = 5e-4, 0.05  # in logarithms: the fit is exact; slopes are computed again
 _TRUSTED = 0.2  # share of what is missed: a change of seconds that the model is trusted with
-_ROUNDS, _EXACT_ROUNDS = (
-    6,
-    16,
-)  # simulations at a minimum of the model; with as many unknowns as measurements
+_ROUNDS, _FULL_ROUNDS = 6, 2  # shorter and full simulations at a minimum of the models
+_EXACT_ROUNDS = 16  # full ones with as many unknowns as measurements
 _SHARES = (1.0, 0.5, 1.5, 0.25, 2.0, 0.75, 3.0)  # shares of the way to the model's minimum, tried in turn
 _FAILURES = 2  # rounds in a row without a gain, with more measurements than unknowns
 _GAIN = 0.03  # share of the squared error that another round must promise to take away
@@ -254,12 +252,21 @@ class _Fit:
         return bool((self._ratios.seconds([(row, logs) for row in rows]) > limits).any())
 
     def _search(self, logs: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the best logarithms of costs that were simulated, and the seconds there."""
+        """Return the best logarithms of costs that were simulated, and the seconds there.
+
+        With more measurements than unknowns, the search begins with shorter simulations.
+        """
+        if len(self._rows) > len(logs):
+            logs = self._improved(logs, self._estimated, _ROUNDS)
+        best = self._improved(logs, self._simulated, _FULL_ROUNDS)
+        return best, self._simulated(best)
+
+    def _improved(self, logs: Numbers, simulated: Callable[..., Numbers], rounds: int) -> Numbers:
+        """Return the best logarithms of costs after some rounds of simulations at the minimum of the models."""
         exact = len(self._rows) == len(logs)
-        best, failures = logs, 0
-        best_seconds = self._simulated(logs) if exact else self._estimated(logs)
+        best, best_seconds, failures = logs, simulated(logs), 0
         best_missed = np.log(best_seconds / self._measured)
-        for _ in range(_EXACT_ROUNDS if exact else _ROUNDS):
+        for _ in range(_EXACT_ROUNDS if exact else rounds):
             if np.abs(best_missed).max() < _EXACT:
                 break
             self._pin(best, best_seconds)
@@ -279,7 +286,7 @@ class _Fit:
                 for row in self._rows
                 if exact or abs(math.log(expected[row] / best_seconds[row])) > trusted
             ]
-            seconds[moved] = self._runs.seconds([(row, logs) for row in moved])
+            seconds[moved] = simulated(logs, moved)
             surprising = np.abs(np.log(seconds / expected)) > _SURPRISE
             self._learn([row for row in self._rows if surprising[row]], logs, seconds)
             missed = np.log(seconds / self._measured)
@@ -287,16 +294,16 @@ class _Fit:
                 best, best_seconds, best_missed, failures = logs, seconds, missed, 0
             else:
                 failures += 1
-        best_seconds = self._simulated(best)
-        self._pin(best, best_seconds)
-        return best, best_seconds
+        self._pin(best, simulated(best))
+        return best
 
-    def _simulated(self, logs: Numbers) -> Numbers:
-        return self._runs.seconds([(row, logs) for row in self._rows])
+    def _simulated(self, logs: Numbers, rows: Sequence[int] | None = None) -> Numbers:
+        return self._runs.seconds([(row, logs) for row in (self._rows if rows is None else rows)])
 
-    def _estimated(self, logs: Numbers) -> Numbers:
+    def _estimated(self, logs: Numbers, rows: Sequence[int] | None = None) -> Numbers:
         """Return the seconds of shorter simulations, as much longer as at the first guess."""
-        return self._longer * self._ratios.seconds([(row, logs) for row in self._rows])
+        rows = list(self._rows if rows is None else rows)
+        return self._longer[rows] * self._ratios.seconds([(row, logs) for row in rows])
 
     def _pin(self, logs: Numbers, seconds: Numbers) -> None:
         for row in self._rows:
