@@ -178,13 +178,19 @@ def calibrate(
         def seconds(row: int, costs: Numbers, share: float = 1.0) -> float:
             return 1 / set_ups[row].images_per_s(with_costs(costs), share)
 
+        def seconds_of_all(asks: Sequence[tuple[int, Numbers]], share: float = 1.0) -> list[float]:
+            """Return seconds; the dry runs that take longest begin first, so that processes end together."""
+            order = sorted(range(len(asks)), key=lambda place: -set_ups[asks[place][0]].messages)
+            made = forked(seconds, [(*asks[place], share) for place in order], processes)
+            return [each for _, each in sorted(zip(order, made, strict=True))]
+
         asked = [(each.strategy, each.workers, each.batch) for each in seen]
         fitted = fit_costs(
             seconds,
             [1 / each.images_per_s for each in seen],
             np.asarray([[each.depends_on(name) for name in names] for each in set_ups]),
-            simulate_all=lambda asks: forked(seconds, asks, processes),
-            compare_all=lambda asks: forked(seconds, [(*ask, _SHARE) for ask in asks], processes),
+            simulate_all=seconds_of_all,
+            compare_all=lambda asks: seconds_of_all(asks, _SHARE),
             same_as=[asked.index(each) for each in asked],
         )
         further = (
@@ -272,6 +278,15 @@ class _SetUp:
         steps = max(min(_MOST_STEPS, max(fewest, steps)), _ROUNDS * min(traits.exchange_every, _MOST_STEPS))
         dry_run, _ = assemble_dry_run(config, steps)
         return cls(dry_run, laid_out(where, dry_run), longer)
+
+    @property
+    def messages(self) -> int:
+        """About how many messages its dry run sends, as `_WORK` counts them."""
+        return (
+            self.dry_run.steps
+            * self.dry_run.workers
+            * (2 * self.dry_run.traits.servers or self.dry_run.workers)
+        )
 
     def images_per_s(self, where: Cluster, share: float = 1.0) -> float:
         """Return its throughput on a cluster, in a share of its rounds of steps, but in a few steps at least."""

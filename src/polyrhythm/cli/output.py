@@ -96,7 +96,8 @@ def print_bottleneck(figures: dict[str, Any]) -> None:
     if found:
         print_labeled("bottleneck", found["problem"])
         if found["remedy"]:
-            gain = f": up to {100 * found['gain']:+.0f} % images/s" if found["gain"] else ""
+            share = found["remedy_gain"]
+            gain = f": up to {100 * share:+.0f} % images/s" if share else ""
             print_labeled("remedy", f"{found['remedy']}{gain}")
         print_labeled("time", found["time"])
         if found["lock_step"]:

@@ -16,8 +16,10 @@ analysis of partially observed dynamical models by exploiting the profile likeli
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +38,9 @@ ASSUMED_ERROR = 0.05
 _LEAST_ERROR = 0.005  # dry runs with drawn step times are no more exact
 _STEP = 0.3  # in logarithms, for slopes: where arrival decides, seconds jump by a percent or two
 _EXACT, _SURPRISE = 5e-4, 0.05  # in logarithms: the fit is exact; slopes are computed again
-_TRUSTED = 0.001  # in logarithms: a change of seconds that the model is trusted with
-_ROUNDS, _EXACT_ROUNDS = (
-    6,
-    16,
-)  # simulations at a minimum of the model; with as many unknowns as measurements
+_TRUSTED = 0.2  # share of what is missed: a change of seconds that the model is trusted with
+_ROUNDS, _FULL_ROUNDS = 6, 2  # shorter and full simulations at a minimum of the models
+_EXACT_ROUNDS = 16  # full ones with as many unknowns as measurements
 _SHARES = (1.0, 0.5, 1.5, 0.25, 2.0, 0.75, 3.0)  # shares of the way to the model's minimum, tried in turn
 _FAILURES = 2  # rounds in a row without a gain, with more measurements than unknowns
 _GAIN = 0.03  # share of the squared error that another round must promise to take away
@@ -173,12 +173,15 @@ class _Fit:
         self._measured = measured
         self._matters = matters
         self._rows = range(len(measured))
+        self._longer = np.ones(len(measured))  # seconds of the simulations over those of the shorter ones
         self._models = [_Response() for _ in self._rows]
 
     def result(self) -> CostFit:
         """Fit, and find the intervals."""
         start = np.zeros(self._matters.shape[1])
-        self._learn(self._rows, start, self._simulated(start))
+        seconds = self._simulated(start)
+        self._longer = seconds / self._ratios.seconds([(row, start) for row in self._rows])
+        self._learn(self._rows, start, seconds)
         logs, seconds = self._search(self._where_costs_are_felt(start))
         again = self._where_costs_are_felt(logs)
         if (again != logs).any():  # at the first guess, another cost that is too large hid one
@@ -235,22 +238,35 @@ class _Fit:
         ]
         for place in unfelt:
             rows = [row for row in faster if self._matters[row, place]]
-            for probe in _FIRST_FELT:
-                moved = logs.copy()
-                moved[place] = probe
-                if (self._ratios.seconds([(row, moved) for row in rows]) > (1 + _FELT) * known[rows]).any():
-                    logs = moved
-                    break
+
+            tried = [_moved(logs, place, probe) for probe in _FIRST_FELT]
+            limits = (1 + _FELT) * known[rows]
+            first = bisect_left(tried, True, key=partial(self._exceeds, rows, limits))
+            if first < len(tried):
+                logs = tried[first]
         if logs is not start:
-            self._learn(self._rows, logs, self._simulated(logs))
+            self._learn(self._rows, logs, self._estimated(logs))
         return logs
 
+    def _exceeds(self, rows: Sequence[int], limits: Numbers, logs: Numbers) -> bool:
+        return bool((self._ratios.seconds([(row, logs) for row in rows]) > limits).any())
+
     def _search(self, logs: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the best logarithms of costs that were simulated, and the seconds there."""
+        """Return the best logarithms of costs that were simulated, and the seconds there.
+
+        With more measurements than unknowns, the search begins with shorter simulations.
+        """
+        if len(self._rows) > len(logs):
+            logs = self._improved(logs, self._estimated, _ROUNDS)
+        best = self._improved(logs, self._simulated, _FULL_ROUNDS)
+        return best, self._simulated(best)
+
+    def _improved(self, logs: Numbers, simulated: Callable[..., Numbers], rounds: int) -> Numbers:
+        """Return the best logarithms of costs after some rounds of simulations at the minimum of the models."""
         exact = len(self._rows) == len(logs)
-        best, best_seconds, failures = logs, self._simulated(logs), 0
+        best, best_seconds, failures = logs, simulated(logs), 0
         best_missed = np.log(best_seconds / self._measured)
-        for _ in range(_EXACT_ROUNDS if exact else _ROUNDS):
+        for _ in range(_EXACT_ROUNDS if exact else rounds):
             if np.abs(best_missed).max() < _EXACT:
                 break
             self._pin(best, best_seconds)
@@ -264,12 +280,13 @@ class _Fit:
             logs = best + share * np.clip(proposed - best, -_FARTHEST, _FARTHEST)
             expected = np.exp(self._missed(logs, self._rows)) * self._measured
             seconds = expected.copy()
+            trusted = min(_TRUSTED * math.sqrt(miss / len(self._rows)), _LEAST_ERROR)
             moved = [
                 row
                 for row in self._rows
-                if exact or abs(math.log(expected[row] / best_seconds[row])) > _TRUSTED
+                if exact or abs(math.log(expected[row] / best_seconds[row])) > trusted
             ]
-            seconds[moved] = self._runs.seconds([(row, logs) for row in moved])
+            seconds[moved] = simulated(logs, moved)
             surprising = np.abs(np.log(seconds / expected)) > _SURPRISE
             self._learn([row for row in self._rows if surprising[row]], logs, seconds)
             missed = np.log(seconds / self._measured)
@@ -277,12 +294,16 @@ class _Fit:
                 best, best_seconds, best_missed, failures = logs, seconds, missed, 0
             else:
                 failures += 1
-        best_seconds = self._simulated(best)
-        self._pin(best, best_seconds)
-        return best, best_seconds
+        self._pin(best, simulated(best))
+        return best
 
-    def _simulated(self, logs: Numbers) -> Numbers:
-        return self._runs.seconds([(row, logs) for row in self._rows])
+    def _simulated(self, logs: Numbers, rows: Sequence[int] | None = None) -> Numbers:
+        return self._runs.seconds([(row, logs) for row in (self._rows if rows is None else rows)])
+
+    def _estimated(self, logs: Numbers, rows: Sequence[int] | None = None) -> Numbers:
+        """Return the seconds of shorter simulations, as much longer as at the first guess."""
+        rows = list(self._rows if rows is None else rows)
+        return self._longer[rows] * self._ratios.seconds([(row, logs) for row in rows])
 
     def _pin(self, logs: Numbers, seconds: Numbers) -> None:
         for row in self._rows:
@@ -412,6 +433,13 @@ class _Fit:
             middle = (inside + outside) / 2
             inside, outside = (inside, middle) if above(middle, start)[0] else (middle, outside)
         return math.exp(logs[place] + side * (inside + outside) / 2)
+
+
+def _moved(logs: Numbers, place: int, to: float) -> Numbers:
+    """Return logarithms with another one at a place."""
+    moved = logs.copy()
+    moved[place] = to
+    return moved
 
 
 def _squares(ratios: Numbers) -> float:

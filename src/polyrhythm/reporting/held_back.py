@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median_low
+from statistics import harmonic_mean, median_low
 from typing import TYPE_CHECKING
 
 from polyrhythm.errors import RequestError
@@ -129,6 +129,7 @@ class Bottleneck:
         gain: images/s that would be gained without the cause, as a share; 0 for `compute`, and for more processes or
             threads than cores: their remedy leaves as many cores.
         gains: the same of every possible cause, by its kind; the cause that costs most first.
+        remedy_gain: gain of shares by speed where these are the remedy; else `gain`, which no remedy exceeds.
         exchange_share: share of time spent waiting for servers and for the network.
         server_share: part of `exchange_share` spent waiting for servers.
         network_share: part of `exchange_share` spent waiting for the network.
@@ -162,6 +163,7 @@ class Bottleneck:
     input_share: float = 0.0
     gain: float = 0.0
     gains: Mapping[str, float] = field(default_factory=dict)
+    remedy_gain: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -259,6 +261,25 @@ def _costs_in_groups(
     return costs
 
 
+def _gain_of_shares(groups: list[dict[int, Stretch]], own: dict[int, dict[str, float]]) -> float:
+    """Return the images/s gained if members of a group had shares by their speed, which then compute equally long.
+
+    Args:
+        groups: statistics of each worker, by group that waits for its slowest member.
+        own: parts of each worker's own time.
+    """
+    rate = balanced = 0.0
+    for totals in groups:
+        step_s = sum(total.seconds for total in totals.values()) / _steps(totals)
+        computing = [own[worker]["computing"] / total.steps for worker, total in totals.items()]
+        if min(computing) <= 0:
+            return 0.0
+        saved_s = max(computing) - harmonic_mean(computing)
+        rate += _steps(totals)
+        balanced += _steps(totals) / max(1 - saved_s / step_s, _LEAST_LEFT)
+    return balanced / rate - 1
+
+
 def _groups(figures: RunFigures, totals: dict[int, Stretch]) -> list[dict[int, Stretch]]:
     """Return the workers of every group that wait for each other without a server, with their statistics."""
     strategy = _strategy_of(figures) if figures.started and figures.started.servers else None
@@ -301,6 +322,8 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
     slower_s, server_s = _slower_and_server_s(figures, totals, waited_s - stage_s, free_running=free_running)
     own = own_parts(figures)
     groups = _groups(figures, totals) if free_running or figures.server_loads else []
+    if groups and not free_running:  # groups wait for each other: all of them are one
+        slower_s, groups = max(slower_s, _slower_s(totals)), []
     inside_s = [_slower_s(group) for group in groups]
     slower_s = min(waited_s - stage_s, slower_s + sum(inside_s))
     server_s = min(server_s, waited_s - stage_s - slower_s)
@@ -318,7 +341,6 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
         costs["exchange"] = 0.0
     if slower > idle and groups:
         costs |= _costs_in_groups(groups, own, inside_s, seconds)
-        costs["unequal"] += slower - sum(inside_s) / seconds  # groups that wait for each other
     elif slower > idle and not free_running:
         costs |= _costs_in_lockstep(totals, own, slower, seconds)
     causes = {name: _cause(name, figures, own, totals, busy, queue) for name in costs}
@@ -354,9 +376,12 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
         THREADS,
     ):  # fewer ranks on the same cores do not compute as much as more cores would
         gain = 0.0
+    remedy_gain = gain
+    if found.cause == "stragglers" and _may_follow_speeds(figures):
+        remedy_gain = min(gain, _gain_of_shares(groups or [totals], own))
     text = problem
     if remedy:
-        text += f"; remedy: {remedy}" + (f", up to {gain_text(gain)}" if gain else "")
+        text += f"; remedy: {remedy}" + (f", up to {gain_text(remedy_gain)}" if remedy_gain else "")
     if together:
         text += f"; {together.text}"
     return Bottleneck(
@@ -385,6 +410,7 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
             for name in sorted(costs, key=lambda each: -costs[each])
             if costs[name] >= _SHOWN
         },
+        remedy_gain=remedy_gain,
     )
 
 

@@ -317,7 +317,7 @@ def _bottleneck(figures: RunFigures) -> str:
         return ""
     texts = [f'<p class="answer">{prose(found.problem[:1].upper() + found.problem[1:])}.</p>']
     if found.remedy:
-        gain = f": up to {gain_text(found.gain)}" if found.gain else ""
+        gain = f": up to {gain_text(found.remedy_gain)}" if found.remedy_gain else ""
         texts.append(f"<p>Remedy: {prose(found.remedy)}{gain}.</p>")
     texts.append(f'<p class="soft">Time of the workers: {escape(found.time)}.</p>')
     if found.lock_step:

@@ -71,8 +71,9 @@ def test_the_largest_share_is_not_named_where_another_cause_would_gain() -> None
     assert told.problem == ("worker 3 is 2.0× slower than the median, and the others wait for it")
     assert told.time == "62.5 % computing, 37.5 % waiting for slower workers, 0.0 % communication"
     assert told.text == (
-        f"{told.problem}; remedy: `--balance measured`, which gives it a smaller share, up to +100 % images/s"
+        f"{told.problem}; remedy: `--balance measured`, which gives it a smaller share, up to +75 % images/s"
     )
+    assert told.remedy_gain == pytest.approx(0.75)  # 1 s a step would be the harmonic mean, 4 / 7 s
 
 
 def test_who_has_nothing_left_to_do_waits_for_the_end_of_the_run() -> None:
@@ -194,6 +195,19 @@ def test_workers_wait_for_the_slower_ones_of_their_group() -> None:
     assert told.gain == pytest.approx(0.8)  # 1.3 s a step would be 0.5 s, in a group that has 26 of 36 s
     assert told.slower_workers_share * 36 == pytest.approx(8)
     assert told.exchange_share * 36 == pytest.approx(4)
+    shared_s = 1.3 - (1.2 - 2 / (1 / 0.4 + 1 / 1.2))
+    assert told.remedy_gain == pytest.approx((1 + 1.3 / shared_s) / 2 - 1)
+
+
+def test_groups_that_wait_for_each_other_wait_for_the_slowest_worker_of_all() -> None:
+    figures = ten_steps([(4, 9), (4, 9), (4, 9), (12, 1)], servers=1)
+    assert figures.started is not None
+    figures.started = replace(figures.started, strategy="mixed(consistency=synchronous)")
+    told = held_back(figures)
+    assert told is not None
+    assert told.problem.startswith("worker 3 is 3.0× slower")
+    assert told.gain == pytest.approx(1.3 / 0.5 - 1)
+    assert told.exchange_share * 52 == pytest.approx(4)
 
 
 def test_a_slow_network_of_groups_has_a_remedy_inside_them() -> None:
