@@ -102,7 +102,8 @@ def test_a_terminal_that_is_gone_stops_a_run_with_a_checkpoint(start: Starter) -
     assert isinstance(last, RunEnded)
     assert last.outcome == "interrupted"
     saved = [event for event in events if isinstance(event, CheckpointSaved)][-1]
-    assert saved.step > STEPS_PER_EPOCH
+    assert saved.epoch >= 1
+    assert saved.step == last.result["steps"]  # of worker 0, which may be behind the other
 
 
 def test_a_second_interrupt_ends_at_once(start: Starter) -> None:
