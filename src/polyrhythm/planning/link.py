@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import time
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 import torch
 
@@ -115,8 +116,18 @@ def measure_inside(start_method: str = "spawn") -> MeasuredLink:
         store = host_store()  # after the processes were forked: they must not inherit its thread
         for _, port in ports:
             port.send(store.port)
-        if not ours.poll(_INSIDE_PATIENCE_S):
-            raise RunError(f"two ranks of this host exchanged no messages within {_PATIENCE_S:g} s")
+        running = {process.sentinel: process for process in processes}
+        deadline_s = time.monotonic() + _INSIDE_PATIENCE_S
+        while not ours.poll():
+            # Either rank waits for the other forever.
+            ready = wait([ours, *running], max(0.0, deadline_s - time.monotonic()))
+            if not ready:
+                raise RunError(
+                    f"two ranks of this host exchanged no messages within {_INSIDE_PATIENCE_S:g} s"
+                )
+            if any(process.exitcode for each, process in running.items() if each in ready):
+                raise EOFError
+            running = {each: process for each, process in running.items() if each not in ready}
         return MeasuredLink(**json.loads(ours.recv_bytes()))
     except EOFError:
         raise RunError("a rank died while the link inside this host was measured") from None

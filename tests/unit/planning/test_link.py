@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.planning.link import MeasuredLink, answer_link, measure_link
+from polyrhythm.errors import RunError
+from polyrhythm.planning import link
+from polyrhythm.planning.link import MeasuredLink, answer_link, measure_inside, measure_link
 
 LATENCY_S, BANDWIDTH = 3e-3, 2e8
 
@@ -23,3 +28,12 @@ def test_latency_and_bandwidth_are_those_of_the_link() -> None:
         LATENCY_S + 64 / BANDWIDTH
     )  # a header's time counts as latency
     assert measured[0].bandwidth_bytes_per_s == pytest.approx(BANDWIDTH)
+
+
+@pytest.mark.parametrize("of_the_one_that_dies", ["measure_link", "answer_link"])
+def test_a_rank_that_dies_ends_a_measurement_at_once(
+    of_the_one_that_dies: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, of_the_one_that_dies, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(RunError, match="died"):
+        measure_inside("fork")
