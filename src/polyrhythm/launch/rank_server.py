@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 
 from polyrhythm.launch.tethered import end_with_parent
 
-_ALL_DESCRIPTORS = 2**31 - 1
+_STDERR = 2
 
 
 def threads_of_ranks(workers: int, threads: int | None) -> str:
@@ -131,9 +131,12 @@ class RankServer:
             return _ForkedServer(pid)
         try:
             os.setpgid(0, 0)  # the terminal's SIGINT reaches the launcher alone
+            self._socket.close()
             descriptor = theirs.detach()
-            os.closerange(3, descriptor)
-            os.closerange(descriptor + 1, _ALL_DESCRIPTORS)
+            for each in map(int, os.listdir("/proc/self/fd")):
+                if each > _STDERR and each != descriptor:
+                    with suppress(OSError):  # the list's own
+                        os.close(each)
             _forget_command_line()
             main(launcher, descriptor, modules)
         except BaseException:
