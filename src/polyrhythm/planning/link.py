@@ -15,6 +15,7 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 import torch
 
@@ -116,7 +117,7 @@ def measure_inside(start_method: str = "spawn") -> MeasuredLink:
         store = host_store()  # after the processes were forked: they must not inherit its thread
         for _, port in ports:
             port.send(store.port)
-        running = {process.sentinel: process for process in processes}
+        running: dict[Any, Any] = {process.sentinel: process for process in processes}
         deadline_s = time.monotonic() + _INSIDE_PATIENCE_S
         while not ours.poll():
             # Either rank waits for the other forever.
@@ -125,9 +126,10 @@ def measure_inside(start_method: str = "spawn") -> MeasuredLink:
                 raise RunError(
                     f"two ranks of this host exchanged no messages within {_INSIDE_PATIENCE_S:g} s"
                 )
-            if any(process.exitcode for each, process in running.items() if each in ready):
-                raise EOFError
-            running = {each: process for each, process in running.items() if each not in ready}
+            for ended in [running.pop(each) for each in ready if each in running]:
+                ended.join()  # a dying process closes its descriptors before it has a status
+                if ended.exitcode:
+                    raise EOFError
         return MeasuredLink(**json.loads(ours.recv_bytes()))
     except EOFError:
         raise RunError("a rank died while the link inside this host was measured") from None
