@@ -34,6 +34,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
@@ -302,7 +303,7 @@ def _run(command: list[str], folder: str, variables: dict[str, str]) -> int:
     is_module = command[0] == "-m"
     sys.argv = command[1:] if is_module else command
     if not sys.flags.safe_path:
-        sys.path[0] = folder if is_module else os.path.dirname(os.path.abspath(command[0]))
+        sys.path[0] = folder if is_module else os.path.dirname(os.path.realpath(command[0]))
     status = _status_of(_run_module if is_module else _run_file)
     with suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
@@ -318,11 +319,12 @@ def _run_module() -> None:
 
 
 def _run_file() -> None:
-    path = sys.argv[0]
-    with io.open_code(os.path.abspath(path)) as file:
+    path = os.path.abspath(sys.argv[0])
+    with io.open_code(path) as file:
         code = compile(file.read(), path, "exec")
     main = ModuleType("__main__")
-    main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None)
+    loader = SourceFileLoader("__main__", path)
+    main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None, __loader__=loader)
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
 

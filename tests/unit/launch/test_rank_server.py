@@ -56,14 +56,26 @@ def test_it_is_the_main_module_with_its_own_arguments_environment_folder_random_
     )
     monkeypatch.chdir(tmp_path)
     outputs = [tmp_path / name for name in ("one", "two")]
-    ranks = [start(server, script, output, TWO="2", RANK="3", OMP_NUM_THREADS="2") for output in outputs]
+    ranks = [start(server, script.name, output, TWO="2", RANK="3", OMP_NUM_THREADS="2") for output in outputs]
     assert [rank.wait(60.0) for rank in ranks] == [0, 0]
     found = [json.loads(output.read_text()) for output in outputs]
     for output, entry in zip(outputs, found, strict=True):
-        argv = [str(script), str(output)]
+        argv = [script.name, str(output)]
         expected = ["__main__", str(script), argv, str(tmp_path), str(tmp_path), "2", None, "rank 3\n", 2]
         assert entry["facts"] == [*expected, 7, True]
     assert all(one != other for one, other in zip(*(entry["drawn"] for entry in found), strict=True))
+
+
+def test_a_linked_script_imports_from_the_folder_of_its_file(server: RankServer, tmp_path: Path) -> None:
+    script = write(
+        tmp_path / "real",
+        "import neighbor, sys",
+        "open(sys.argv[1], 'w').write(f'{neighbor.VALUE} {__file__}')",
+    )
+    (tmp_path / "real" / "neighbor.py").write_text("VALUE = 7")
+    (tmp_path / "link.py").symlink_to(script)
+    assert start(server, tmp_path / "link.py", tmp_path / "found").wait(60.0) == 0
+    assert (tmp_path / "found").read_text() == f"7 {tmp_path / 'link.py'}"
 
 
 def test_a_module_of_a_package_is_run(
