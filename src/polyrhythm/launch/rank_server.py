@@ -38,9 +38,11 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from polyrhythm.errors import PolyrhythmError
 from polyrhythm.launch.tethered import end_with_parent
 
 _STDERR = 2
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def threads_of_ranks(workers: int, threads: int | None) -> str:
@@ -343,17 +345,28 @@ def _status_of(run: Callable[[], None]) -> int:
         return 1
     except BaseException as error:
         sys.last_type, sys.last_value = type(error), error
-        sys.last_traceback = _of_script(error.__traceback__)
+        sys.last_traceback = _of_script(error)
         sys.excepthook(type(error), error.with_traceback(sys.last_traceback), sys.last_traceback)
         return 1
     return 0
 
 
-def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of this file and of `runpy`."""
+def _of_script(error: BaseException) -> TracebackType | None:
+    """Return an error's traceback without the frames of this file and of `runpy`.
+
+    Of a `PolyrhythmError` it ends with the script's call: the message has the rest.
+    """
     own = (__file__, runpy.__file__, "<frozen runpy>")
+    trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in own:
         trace = trace.tb_next
+    last = each = trace
+    while each is not None:
+        if not each.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            last = each
+        each = each.tb_next
+    if last is not None and isinstance(error, PolyrhythmError):
+        last.tb_next = None
     return trace
 
 

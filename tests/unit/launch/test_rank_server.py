@@ -120,6 +120,19 @@ def test_the_status_is_that_of_the_script(
         assert written.out == "at exit\n"
 
 
+def test_an_error_of_the_library_is_shown_at_the_line_of_the_script(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = write(tmp_path, "import polyrhythm", "polyrhythm.join('nothing').__enter__()")
+    with closing(RankServer("1")) as server:
+        assert start(server, script).wait(60.0) == 1
+    frames = [
+        line.split('"')[1] for line in capfd.readouterr().err.splitlines() if line.startswith("  File ")
+    ]
+    assert frames[0] == str(script)
+    assert not any("polyrhythm" in Path(frame).parts for frame in frames)
+
+
 def test_a_rank_is_killed_and_ends_with_its_server(tmp_path: Path) -> None:
     script = write(tmp_path, "import sys, time", "open(sys.argv[1], 'w')", "time.sleep(600)")
     with closing(RankServer("1")) as server:
