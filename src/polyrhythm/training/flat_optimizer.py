@@ -30,9 +30,10 @@ resumed run.
 
 `make_optimizers_quickly` makes optimizers without importing torch's compiler, which takes nearly as long as
 importing torch. torch keeps some methods of its optimizers out of compiled code, and imports the compiler to
-do so when the first of them is called. As long as nothing is compiled, there is nothing to be kept out of; a program
-that compiles something gets torch's own form of the methods. This is the one place that knows how torch 2.13 does it;
-where another torch does it otherwise, nothing happens, and the compiler is imported after all.
+do so when the first of them is called; so does `step`, which `quick_step` avoids. As long as nothing is compiled,
+there is nothing to be kept out of; a program that compiles something gets torch's own form of the methods. This is
+the one place that knows how torch 2.13 does it; where another torch does it otherwise, nothing happens, and the
+compiler is imported after all.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+from torch.optim import optimizer as torch_optimizer
 
 from polyrhythm.errors import RequestError
 from polyrhythm.training.checkpoint import restoring
@@ -631,6 +634,7 @@ def _copy(value: Tensor, memory: Tensor | None) -> Tensor:
 
 _METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 _COMPILER = "torch._dynamo"
+_HOOKS_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 _KNOWN_FORM = "__dynamo_disable"
 """Key of torch for the form of a method that is kept out of compiled code."""
 
@@ -647,6 +651,42 @@ def make_optimizers_quickly() -> None:
     for method in quick:
         setattr(method, _KNOWN_FORM, method)
     sys.meta_path.insert(0, _CompilerWatch(quick))
+
+
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether its steps call something else: hooks, or what a program has put in the place of `step`."""
+    own = optimizer.__dict__.get("step")
+    return (
+        bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        or any(getattr(torch_optimizer, name, True) for name in _HOOKS_OF_ALL)
+        or not (own is None or hasattr(own, "_wrapped_by_lr_sched"))
+    )
+
+
+def quick_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
+    """Return a step without a closure that does not import torch's compiler; None: `step` itself is the only one.
+
+    Most of torch's optimizers import it in `step`, to break the graph that is compiled. Where it is not imported there
+    is none.
+    """
+    kind = type(optimizer)
+    decorated = getattr(kind.step, "__wrapped__", None)  # without the calls of hooks
+    plain = getattr(decorated, "__wrapped__", None)
+    if (
+        _COMPILER in sys.modules
+        or decorated is None
+        or plain is None
+        or _COMPILER not in decorated.__code__.co_names
+        or optimizer.defaults["differentiable"]
+        or has_hooks(optimizer)
+    ):
+        return None
+
+    def step() -> None:
+        with record_function(f"Optimizer.step#{kind.__name__}.step"), torch.no_grad():
+            plain(optimizer)
+
+    return step
 
 
 class _CompilerWatch(MetaPathFinder):

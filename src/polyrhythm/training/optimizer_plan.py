@@ -31,8 +31,10 @@ from polyrhythm.training.flat_optimizer import (
     Packed,
     Span,
     check_spans,
+    has_hooks,
     joined,
     pack_optimizer_state,
+    quick_step,
     unpack_optimizer_state,
 )
 from polyrhythm.training.flat_parameters import FlatParameters, shards
@@ -298,7 +300,7 @@ class OwnOptimizer:
             if self.step_of_inner is not None:
                 self.step_of_inner()
             elif self.closure is None:
-                self.inner.step()
+                (quick_step(self.inner) or self.inner.step)()
             else:
                 self.loss = self.inner.step(self.closure)
         finally:
@@ -383,15 +385,13 @@ class SGDAtOnce:
     def step(self) -> bool:
         """Take a step, if it is one of those that can be taken at once; return whether it is."""
         optimizer = self._optimizer
-        group, own = optimizer.param_groups[0], optimizer.__dict__.get("step")
+        group = optimizer.param_groups[0]
         if (
             not self._fits
             or len(optimizer.param_groups) > 1
             or group["maximize"]
             or group["differentiable"]
-            or optimizer._optimizer_step_pre_hooks
-            or optimizer._optimizer_step_post_hooks
-            or not (own is None or hasattr(own, "_wrapped_by_lr_sched"))  # replaced by another object
+            or has_hooks(optimizer)
             or not (group["momentum"] == 0 or self._has_momenta())
         ):
             return False

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan, SGDAtOnce
@@ -88,8 +89,20 @@ def test_hooks_of_the_users_optimizer_are_called() -> None:
     model, ours = made({"lr": 0.1}, torch.float32)
     flat = FlatParameters(model)
     own = OptimizerPlan.of(ours, flat, keeps=True).own
+    assert own is not None
     called: list[str] = []
     ours.register_step_post_hook(lambda *_: called.append("after"))
-    assert own is not None
     own.step(flat.gradients, 0.0)
     assert called == ["after"]
+
+
+def test_hooks_of_all_optimizers_are_called() -> None:
+    model, ours = made({"lr": 0.1}, torch.float32)
+    flat = FlatParameters(model)
+    own = OptimizerPlan.of(ours, flat, keeps=True).own
+    assert own is not None
+    called: list[str] = []
+    handle = register_optimizer_step_pre_hook(lambda *_: called.append("before"))
+    own.step(flat.gradients, 0.0)
+    handle.remove()
+    assert called == ["before"]
