@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from polyrhythm.api.simulate import laid_out, multiply_adds_of, paced_for, with_stages_settled
+from polyrhythm.api.simulate import laid_out, multiply_adds_of, network_limits, paced_for, with_stages_settled
 from polyrhythm.config.assemble import strategy_from, without_images
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
@@ -353,11 +353,13 @@ def _check_scaling(seen: Sequence[Measurement]) -> None:
 
 
 def _check_arithmetic(seen: Sequence[Measurement], config: RunConfig) -> None:
-    """Reject a throughput that no accelerator could reach.
+    """Reject a throughput that no accelerator could reach, of a network with steps that follow from its shapes.
 
     Raises:
         RequestError: a throughput is too high; the message has the arithmetic.
     """
+    if network_limits(config):
+        return
     per_image = multiply_adds_of(config) / config.worker_batch
     for each in seen:
         per_worker = per_image * each.images_per_s / each.workers

@@ -226,6 +226,7 @@ class StepWork(Described):
         share_of_peak: share of peak that training reaches.
         layers: layers with parameters of the measured step, in the order of the forward pass, for `--model
             "sizes(file=…)"`.
+        limits: reasons why its time holds for the measured network, batch and inputs alone.
     """
 
     model: str = ""
@@ -235,6 +236,7 @@ class StepWork(Described):
     peak_multiply_adds_per_s: Positive | None = None
     share_of_peak: Annotated[float, Field(gt=0, le=1)] | None = None
     layers: tuple[MeasuredLayer, ...] = ()
+    limits: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> StepWork:
@@ -489,6 +491,15 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
                 ("hosts", number, "memory_bytes"),
                 f"{kind.memory_bytes:g} bytes is less than a process needs: is it in GB?",
             )
+        if kind.machine is not None and cluster.prices is not None:
+            listed = open_prices(cluster.prices).machines[kind.machine]
+            for key in ("cores", "accelerators", "speed"):
+                value, own = getattr(listed, key), getattr(kind, key)
+                if value is not None and value != own and listed.cores is not None:
+                    yield (
+                        ("hosts", number, key),
+                        f"{own:g}, but {kind.machine} has {value:g} in price list {cluster.prices}",
+                    )
         if (kind.price_per_hour or 0.0) > _HIGHEST_PRICE:
             yield (
                 ("hosts", number, "price_per_hour"),
@@ -589,13 +600,25 @@ def _priced(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"hosts": hosts, "currency": known.currency})
 
 
-def machines_of(cluster: Cluster) -> list[str]:
-    """Return the described machines of a cluster's price list."""
+def machines_of(cluster: Cluster, refused: dict[str, str] | None = None) -> list[str]:
+    """Return the described machines of a cluster's price list.
+
+    Args:
+        cluster: the cluster.
+        refused: receiver of the others, with the reason.
+    """
     if cluster.prices is None:
         raise RequestError(
             f"cluster {cluster.name} has no price list to choose machines from: give it prices: NAME_OR_FILE"
         )
-    return [name for name, machine in open_prices(cluster.prices).machines.items() if machine.described]
+    machines = open_prices(cluster.prices).machines
+    if refused is not None:
+        refused |= {name: _lacks(machine) for name, machine in machines.items() if not machine.described}
+    return [name for name, machine in machines.items() if machine.described]
+
+
+def _lacks(machine: MachinePrice) -> str:
+    return f"its price list does not have its {'cores' if machine.cores is None else 'speed'}"
 
 
 def with_machine(cluster: Cluster, name: str) -> Cluster:
@@ -631,6 +654,9 @@ def with_machine(cluster: Cluster, name: str) -> Cluster:
 def cluster_text(cluster: Cluster) -> str:
     """Return a cluster as YAML that reads back as the same."""
     values = cluster.model_dump(mode="python", exclude_defaults=True)
+    for shown, kind in zip(values["hosts"], cluster.hosts, strict=True):
+        if kind.accelerators:
+            shown["speed"] = kind.speed
     specs: dict[str, Any] = {"step_time": str(cluster.step_time)}
     if cluster.faults:
         specs["faults"] = [str(fault) for fault in cluster.faults]

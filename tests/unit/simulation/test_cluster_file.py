@@ -199,6 +199,21 @@ def test_figures_that_contradict_each_other_are_reported_with_their_line(
     ]
 
 
+def test_a_machine_that_its_price_list_describes_otherwise_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(
+        "currency: EUR\ndate: 2026\nsource: a test\nmachines:\n"
+        "  card: {per_hour: 1, cores: 8, accelerators: 2, speed: 30}\n  box: {per_hour: 1}\n"
+    )
+    hosts = "hosts: [{name: a, count: 2, cores: 8, accelerators: 2, machine: card}, {name: b, count: 1, machine: box}]"
+    text = DOUBTFUL.replace("hosts: [{name: box, count: 2, memory_bytes: 64}]", f"{hosts}\nprices: {prices}")
+    parse_cluster(text, "units.yaml")
+    found = [record.getMessage() for record in caplog.records if "price list" in record.getMessage()]
+    assert found == [f"cluster units.yaml, line 3: hosts.0.speed: 1, but card has 30 in price list {prices}"]
+
+
 def test_values_in_another_unit_are_reported_with_their_line(caplog: pytest.LogCaptureFixture) -> None:
     parse_cluster(DOUBTFUL, "units.yaml")
     latency, inside, memory, step, slower, racks, server = (record.getMessage() for record in caplog.records)
