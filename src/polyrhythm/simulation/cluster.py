@@ -44,6 +44,11 @@ HOURS_A_YEAR = 8760
 _LONGEST_LATENCY_S = 1.0
 _LEAST_BANDWIDTH, _MOST_BANDWIDTH = 1e4, 1e13
 """Bytes per second of links that machines have: from a modem's to the memory's of an accelerator."""
+_LEAST_LOCAL_BANDWIDTH, _LOCAL_LATENCY_S, _LONGEST_INSIDE_S = 1e6, 1e-3, 1e-2
+"""Bytes per second of the slowest local network, 10 Mb/s; most seconds of latency of one, and inside a host."""
+_LEAST_PER_S, _MOST_PER_S = 1e6, 1e16
+"""Multiply-adds per second of a worker's training."""
+_LONGEST_UPDATE_S, _LARGEST_SIGMA = 1.0, 3.0
 _LEAST_MEMORY_BYTES, _LONGEST_STEP_S, _SHORTEST_STEP_S = 1e8, 1000.0, 1e-6
 _HIGHEST_PRICE = 1000.0
 """Per hour, of a host."""
@@ -473,6 +478,7 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
     for number, kind in enumerate(cluster.hosts):
         links += [(("hosts", number, "nic"), kind.nic)] if kind.nic is not None else []
         links += [(("hosts", number, "inside"), kind.inside)] if kind.inside is not None else []
+        links += [(("hosts", number, "tree", level), link) for level, link in enumerate(kind.tree)]
     for place, link in links:
         if link.latency_s > _LONGEST_LATENCY_S:
             yield (
@@ -485,6 +491,14 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
                 (*place, "bandwidth_bytes_per_s"),
                 f"{bandwidth:g} bytes/s is {bandwidth * 8 / 1e9:.3g} Gb/s: is it in another unit?",
             )
+        elif bandwidth < _LEAST_LOCAL_BANDWIDTH and 0 < link.latency_s <= _LOCAL_LATENCY_S:
+            yield (
+                (*place, "bandwidth_bytes_per_s"),
+                f"{bandwidth:g} bytes/s, with the latency of a local network ({link.latency_s:g} s): is it in kB/s?",
+            )
+        if place[-1] != "nic" and _LONGEST_INSIDE_S < link.latency_s <= _LONGEST_LATENCY_S:
+            yield (*place, "latency_s"), f"{link.latency_s:g} seconds inside a host: is it in ms or us?"
+    yield from _beyond_limits(cluster)
     for number, kind in enumerate(cluster.hosts):
         if kind.memory_bytes is not None and kind.memory_bytes < _LEAST_MEMORY_BYTES:
             yield (
@@ -492,10 +506,11 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
                 f"{kind.memory_bytes:g} bytes is less than a process needs: is it in GB?",
             )
         if kind.machine is not None and cluster.prices is not None:
-            listed = open_prices(cluster.prices).machines[kind.machine]
-            for key in ("cores", "accelerators", "speed"):
+            listed = open_prices(cluster.prices).machines.get(kind.machine)
+            described = listed is not None and listed.cores is not None
+            for key in ("cores", "accelerators", "speed") if described else ():
                 value, own = getattr(listed, key), getattr(kind, key)
-                if value is not None and value != own and listed.cores is not None:
+                if value is not None and value != own:
                     yield (
                         ("hosts", number, key),
                         f"{own:g}, but {kind.machine} has {value:g} in price list {cluster.prices}",
@@ -513,6 +528,15 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
         yield ("step_time",), f"a step of {step_s:.3g} s on the fastest host: is it in ms?"
     if cluster.step_of is None and 0 < step_s < _SHORTEST_STEP_S:
         yield ("step_time",), f"a step of {step_s:.3g} s on the fastest host: is it in seconds?"
+    of = cluster.step_of
+    if of is not None and of.multiply_adds is not None and step_s > 0:
+        rate = of.multiply_adds / step_s
+        if not _LEAST_PER_S <= rate <= _MOST_PER_S:
+            yield (
+                ("step_time",),
+                f"a step of {step_s:.3g} s for {of.multiply_adds:g} multiply-adds is {rate:.1e} in a second: is one of "
+                "them in another unit?",
+            )
     if max(steps_s) > _WIDEST * min(steps_s) > 0:
         yield (
             ("step_time",),
@@ -559,6 +583,39 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
             ("server_bandwidth_bytes_per_s",),
             f"{server:g} bytes/s is more than any host's nic carries ({most:g})",
         )
+
+
+def _beyond_limits(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield single values that no machine has, with the likely unit."""
+    update, shared, of = cluster.server_update, cluster.shared_slowness, cluster.step_of
+    limits: list[tuple[tuple[str | int, ...], float | None, float, float, str]] = [
+        (
+            ("racks", "latency_s"),
+            cluster.racks and cluster.racks.latency_s,
+            0,
+            _LONGEST_LATENCY_S,
+            "in ms or us",
+        ),
+        (("server_update", "seconds"), update and update.seconds, 0, _LONGEST_UPDATE_S, "in ms or us"),
+        (
+            ("server_update", "bandwidth_bytes_per_s"),
+            update and update.bandwidth_bytes_per_s,
+            _LEAST_BANDWIDTH,
+            _MOST_BANDWIDTH,
+            "in another unit",
+        ),
+        (("shared_slowness", "sigma"), shared and shared.sigma, 0, _LARGEST_SIGMA, "in percent"),
+        (
+            ("step_of", "peak_multiply_adds_per_s"),
+            of and of.peak_multiply_adds_per_s,
+            _LEAST_PER_S,
+            _MOST_PER_S,
+            "in another unit",
+        ),
+    ]
+    for place, value, low, high, unit in limits:
+        if value is not None and not low <= value <= high:
+            yield place, f"{value:g}: is it {unit}?"
 
 
 def _line_of(text: str, place: Sequence[str | int]) -> int:
