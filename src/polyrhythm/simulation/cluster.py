@@ -587,35 +587,31 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
 
 def _beyond_limits(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield single values that no machine has, with the likely unit."""
-    update, shared, of = cluster.server_update, cluster.shared_slowness, cluster.step_of
-    limits: list[tuple[tuple[str | int, ...], float | None, float, float, str]] = [
-        (
-            ("racks", "latency_s"),
-            cluster.racks and cluster.racks.latency_s,
-            0,
-            _LONGEST_LATENCY_S,
-            "in ms or us",
-        ),
-        (("server_update", "seconds"), update and update.seconds, 0, _LONGEST_UPDATE_S, "in ms or us"),
-        (
-            ("server_update", "bandwidth_bytes_per_s"),
-            update and update.bandwidth_bytes_per_s,
-            _LEAST_BANDWIDTH,
-            _MOST_BANDWIDTH,
-            "in another unit",
-        ),
-        (("shared_slowness", "sigma"), shared and shared.sigma, 0, _LARGEST_SIGMA, "in percent"),
-        (
-            ("step_of", "peak_multiply_adds_per_s"),
-            of and of.peak_multiply_adds_per_s,
-            _LEAST_PER_S,
-            _MOST_PER_S,
-            "in another unit",
-        ),
-    ]
+    limits: list[tuple[tuple[str | int, ...], float | None, float, float, str]] = []
+    if cluster.racks is not None:
+        limits.append((("racks", "latency_s"), cluster.racks.latency_s, 0, _LONGEST_LATENCY_S, "ms or us"))
+    if (update := cluster.server_update) is not None:
+        bandwidth = update.bandwidth_bytes_per_s
+        limits += [
+            (("server_update", "seconds"), update.seconds, 0, _LONGEST_UPDATE_S, "ms or us"),
+            (
+                ("server_update", "bandwidth_bytes_per_s"),
+                bandwidth,
+                _LEAST_BANDWIDTH,
+                _MOST_BANDWIDTH,
+                "another unit",
+            ),
+        ]
+    if (shared := cluster.shared_slowness) is not None:
+        limits.append((("shared_slowness", "sigma"), shared.sigma, 0, _LARGEST_SIGMA, "percent"))
+    if (of := cluster.step_of) is not None:
+        peak = of.peak_multiply_adds_per_s
+        limits.append(
+            (("step_of", "peak_multiply_adds_per_s"), peak, _LEAST_PER_S, _MOST_PER_S, "another unit")
+        )
     for place, value, low, high, unit in limits:
         if value is not None and not low <= value <= high:
-            yield place, f"{value:g}: is it {unit}?"
+            yield place, f"{value:g}: is it in {unit}?"
 
 
 def _line_of(text: str, place: Sequence[str | int]) -> int:
