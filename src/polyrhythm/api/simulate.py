@@ -55,7 +55,7 @@ from polyrhythm.reporting.event_log import Observer
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.simulation.cluster import Cluster, StepWork, cluster_text, open_cluster
+from polyrhythm.simulation.cluster import Cluster, StepWork, cluster_text, doubts_of_steps, open_cluster
 from polyrhythm.simulation.injection.fault import Fault, parse_faults
 from polyrhythm.simulation.layout import Layout, lay_out
 from polyrhythm.simulation.run import simulate_on
@@ -178,7 +178,10 @@ def described_cluster(
     if step_time is None:
         return found
     made = step_time if isinstance(step_time, StepTime) else build("step time", step_time, STEP_TIMES)
-    return found.model_copy(update={"step_time": made, "step_of": None, "step_factor": 1.0})
+    found = found.model_copy(update={"step_time": made, "step_of": None, "step_factor": 1.0})
+    for doubt in doubts_of_steps(found):
+        _log.warning("step time: %s", doubt)
+    return found
 
 
 def paced_for(where: Cluster, config: RunConfig) -> Cluster:

@@ -520,28 +520,7 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
                 ("hosts", number, "price_per_hour"),
                 f"{kind.price_per_hour:g} an hour for one host: is it per year, or of all hosts?",
             )
-    random = Random(0)
-    steps_s = [cluster.step_time.draw(random) * cluster.step_factor for _ in range(_DRAWS)]
-    fastest = max(kind.speed for kind in cluster.hosts)
-    step_s = steps_s[0] / fastest
-    if cluster.step_of is None and step_s > _LONGEST_STEP_S:
-        yield ("step_time",), f"a step of {step_s:.3g} s on the fastest host: is it in ms?"
-    if cluster.step_of is None and 0 < step_s < _SHORTEST_STEP_S:
-        yield ("step_time",), f"a step of {step_s:.3g} s on the fastest host: is it in seconds?"
-    of = cluster.step_of
-    if of is not None and of.multiply_adds is not None and step_s > 0:
-        rate = of.multiply_adds / step_s
-        if not _LEAST_PER_S <= rate <= _MOST_PER_S:
-            yield (
-                ("step_time",),
-                f"a step of {step_s:.3g} s for {of.multiply_adds:g} multiply-adds is {rate:.1e} in a second: is one of "
-                "them in another unit?",
-            )
-    if max(steps_s) > _WIDEST * min(steps_s) > 0:
-        yield (
-            ("step_time",),
-            f"steps of {min(steps_s):.3g} s to {max(steps_s):.3g} s: is the spread in seconds?",
-        )
+    yield from ((("step_time",), doubt) for doubt in doubts_of_steps(cluster))
     nics = [kind.nic or cluster.nic for kind in cluster.hosts]
     if len(cluster.machines) > 1:
         for number, (kind, nic) in enumerate(zip(cluster.hosts, nics, strict=True)):
@@ -583,6 +562,28 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
             ("server_bandwidth_bytes_per_s",),
             f"{server:g} bytes/s is more than any host's nic carries ({most:g})",
         )
+
+
+def doubts_of_steps(cluster: Cluster) -> Iterator[str]:
+    """Yield why step times of a cluster are likely in another unit."""
+    random = Random(0)
+    steps_s = [cluster.step_time.draw(random) * cluster.step_factor for _ in range(_DRAWS)]
+    fastest = max(kind.speed for kind in cluster.hosts)
+    step_s = steps_s[0] / fastest
+    if cluster.step_of is None and step_s > _LONGEST_STEP_S:
+        yield f"a step of {step_s:.3g} s on the fastest host: is it in ms?"
+    if cluster.step_of is None and 0 < step_s < _SHORTEST_STEP_S:
+        yield f"a step of {step_s:.3g} s on the fastest host: is it in seconds?"
+    of = cluster.step_of
+    if of is not None and of.multiply_adds is not None and step_s > 0:
+        rate = of.multiply_adds / step_s
+        if not _LEAST_PER_S <= rate <= _MOST_PER_S:
+            yield (
+                f"a step of {step_s:.3g} s for {of.multiply_adds:g} multiply-adds is {rate:.1e} in a second: is one of "
+                "them in another unit?"
+            )
+    if max(steps_s) > _WIDEST * min(steps_s) > 0:
+        yield f"steps of {min(steps_s):.3g} s to {max(steps_s):.3g} s: is the spread in seconds?"
 
 
 def _beyond_limits(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -161,3 +161,13 @@ def test_accelerators_of_unknown_speed_give_no_figure(tmp_path: Path) -> None:
     where = cluster({"name": "card", "accelerators": 2, "speed": 1.0}, {"name": "box"})
     (tmp_path / "again.yaml").write_text(cluster_text(where))
     assert "speed" in open_cluster(tmp_path / "again.yaml").hosts[0].model_fields_set
+
+
+def test_a_given_step_time_in_another_unit_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"cluster": "office", "model": "mlp", **DRY}
+    simulate(step_time="constant(seconds=5)", out=tmp_path / "usual", **given)
+    assert not caplog.messages
+    simulate(step_time="constant(seconds=50000)", out=tmp_path / "long", **given)
+    assert caplog.messages == ["step time: a step of 5e+04 s on the fastest host: is it in ms?"]
