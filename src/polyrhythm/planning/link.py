@@ -125,9 +125,11 @@ def measure_inside(start_method: str = "spawn") -> MeasuredLink:
                 raise RunError(
                     f"two ranks of this host exchanged no messages within {_INSIDE_PATIENCE_S:g} s"
                 )
-            if any(process.exitcode for each, process in running.items() if each in ready):
-                raise EOFError
-            running = {each: process for each, process in running.items() if each not in ready}
+            for ended in [each for each in ready if each in running]:
+                process = running.pop(ended)
+                process.join()  # a sentinel is ready a moment before there is an exit code
+                if process.exitcode:
+                    raise EOFError
         return MeasuredLink(**json.loads(ours.recv_bytes()))
     except EOFError:
         raise RunError("a rank died while the link inside this host was measured") from None
