@@ -54,6 +54,7 @@ QUICK = {"latency_s": 1e-5, "bandwidth_bytes_per_s": 1.25e9}
 THIN = {"latency_s": 1e-4, "bandwidth_bytes_per_s": 2e6}
 SERVED = "parameter_server(consistency=synchronous, servers=1, placement=dedicated)"
 ASYNCHRONOUS = "parameter_server(servers=1, placement=dedicated)"
+GROUPS = "mixed(replicas=2, servers=1, placement=dedicated)"
 WORKERS = [{"name": "worker", "count": 4}]
 WITH_SERVER = [{"name": "worker", "count": 4}, {"name": "server", "count": 1}]
 
@@ -109,6 +110,16 @@ CASES: dict[str, Case] = {
     "one slow worker before a server": Case(
         SLOWER, {"hosts": WITH_SERVER, "slow": {1: 2.5}}, {"hosts": WITH_SERVER}, {"strategy": SERVED}
     ),
+    "one slow worker in a group of mixed": Case(
+        SLOWER, {"hosts": WITH_SERVER, "slow": {2: 3.0}}, {"hosts": WITH_SERVER}, {"strategy": GROUPS}
+    ),
+    "one slow worker, groups in lockstep": Case(
+        SLOWER,
+        {"hosts": WITH_SERVER, "slow": {2: 3.0}},
+        {"hosts": WITH_SERVER},
+        {"strategy": GROUPS.replace(")", ", consistency=synchronous)")},
+    ),
+    "one slow worker, a run of 60 steps": Case(SLOWER, {"slow": {2: 3.0}}, {}, {"steps": 60}),
     "steps with a long tail": Case(UNEVEN, {"step_time": "shifted_exponential(shift=0.02, mean=0.03)"}),
     "hosts with good and bad times": Case(UNEVEN, {"shared_slowness": {"sigma": 0.5, "lasts_s": 2.0}}),
     "thin links": Case(NETWORK, {"nic": THIN}),
@@ -381,8 +392,8 @@ class Row:
 
 
 def rate(where: dict[str, Any], options: Mapping[str, Any], folder: Path) -> float:
-    """Return images/s of a dry run of 400 steps."""
-    run = simulate(cluster=Cluster(**where), gradients="none", steps=400, out=folder, **options)
+    """Return images/s of a dry run, of 400 steps unless the case has another number."""
+    run = simulate(cluster=Cluster(**where), gradients="none", out=folder, **{"steps": 400, **options})
     return float(run.figures["images_per_s"])
 
 

@@ -75,7 +75,12 @@ def test_a_script_can_be_profiled_simulated_and_planned(tmp_path: Path) -> None:
     own = ["--model", "sizes(file='here.yaml')", "--batch-size", "4", "--json"]
     changing = SCRIPT.replace("torch.randn(4, 64))", "torch.randn(4, 1 + _ % 2, 64)).mean(1)")
     (tmp_path / "changing.py").write_text(changing)
-    measured, simulated, planned, short, twice, varied = shell(
+    some = "self.layers((x + self.token)[: 2 + int(x.sum() > 0)]).mean(0).expand(len(x), 10)"
+    masked = SCRIPT.replace("self.layers(x + self.token)", some)
+    (tmp_path / "masked.py").write_text(masked)
+    other = [*own[:1], "sizes(file='masked.yaml')", "--batch-size", "8", "--json"]
+    dry = ["simulate", "--cluster", "masked.yaml", "--gradients", "none", "--steps", "5", "--workers", "1"]
+    measured, simulated, planned, short, twice, varied, unsteady, same, larger = shell(
         tmp_path,
         [*profile, "--out", "here.yaml", "train.py", "--steps", "1000000"],
         [
@@ -94,6 +99,9 @@ def test_a_script_can_be_profiled_simulated_and_planned(tmp_path: Path) -> None:
         [*profile, "--out", "short.yaml", "train.py", "--steps", "3"],
         [*profile, "--out", "twice.yaml", "--model", "mlp", "train.py", "--steps", "3"],
         [*profile, "--out", "varied.yaml", "changing.py", "--steps", "1000000"],
+        [*profile[:2], "20", "--json", "--out", "masked.yaml", "masked.py", "--steps", "1000000"],
+        [*dry, *other[:3], "4", "--json"],
+        [*dry, *other],
     )
     assert "end of the script" not in measured.out
     step = open_cluster(tmp_path / "here.yaml").step_of
@@ -111,6 +119,13 @@ def test_a_script_can_be_profiled_simulated_and_planned(tmp_path: Path) -> None:
     assert best["seconds"][0] == pytest.approx(1e5 / best["images_per_s"])
     assert "inputs of 2 shapes: the step time holds for this mix" in varied.err
     assert "inputs of" not in measured.err
+    assert "layers.0, layers.1 and 1 more differed from step to step" in unsteady.err
+    assert "layers.0, layers.1 and 1 more differed from step to step" in same.err
+    assert same.figures["images_per_s"] > 0
+    assert (
+        "does not give that of sizes at a batch of 8 (layers.0, layers.1 and 1 more differed"
+        in larger.complaint
+    )
     assert "ended before it had taken" in short.complaint
     assert "--model is of a measured model" in twice.complaint
     assert not (tmp_path / "short.yaml").exists()

@@ -6,6 +6,7 @@ The fit (`planning/cost_fit.py`) needs few of these dry runs. Steps are fewer wh
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from polyrhythm.api.simulate import laid_out, multiply_adds_of, paced_for, with_stages_settled
+from polyrhythm.api.simulate import laid_out, multiply_adds_of, network_limits, paced_for, with_stages_settled
 from polyrhythm.config.assemble import strategy_from, without_images
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
@@ -38,6 +39,7 @@ from polyrhythm.simulation.step_times.constant import Constant
 from polyrhythm.simulation.step_times.log_normal import LogNormal
 from polyrhythm.user_files import check_new_file
 
+_log = logging.getLogger(__name__)
 _WORK, _FEWEST_STEPS, _MOST_STEPS, _ROUNDS, _ALIKE = 2400, 12, 200, 4, 3
 """Total work of all measurements in steps of a dry run times messages a step, limits of the steps, and steps that
 do not differ."""
@@ -45,6 +47,8 @@ _SHARE = 1 / 3
 """Share of the steps of a dry run that is only compared with another of the same length."""
 _MOST_SCALING = 1.5
 """Largest speedup over one worker per worker: smaller batches may fit caches better."""
+_MOST_REPEATED, _MOST_MISSED = 2.0, 2.0
+"""Ratios of two throughputs of one set-up, and of a throughput to that of the fit, that are not doubted."""
 _BANDWIDTHS = ("nic_bandwidth", "inside_bandwidth", "server_bandwidth", "server_update")
 _FELT = 0.05
 """By what a further measurement must change when an unknown changes e-fold."""
@@ -159,6 +163,7 @@ def calibrate(
             "as many --throughput as unknowns"
         )
     _check_scaling(seen)
+    _check_repeated(seen)
     if out is not None:
         check_new_file(Path(out))
     images = _images(model, data, classes, image_size)
@@ -193,6 +198,7 @@ def calibrate(
             compare_all=lambda asks: seconds_of_all(asks, _SHARE),
             same_as=[asked.index(each) for each in asked],
         )
+        _log_misses(seen, fitted.seconds, names)
         further = (
             None
             if fitted.determined.all()
@@ -334,6 +340,36 @@ def _images(model: Any, data: Any, classes: int | None, image_size: int | None) 
     return without_images(classes, image_size)
 
 
+def _check_repeated(seen: Sequence[Measurement]) -> None:
+    """Refuse throughputs of one set-up that contradict each other.
+
+    Raises:
+        RequestError: they differ by too much; the message has both.
+    """
+    rates: dict[str, list[float]] = {}
+    for each in seen:
+        rates.setdefault(str(each), []).append(each.images_per_s)
+    for what, of_one in rates.items():
+        if max(of_one) > _MOST_REPEATED * min(of_one):
+            raise RequestError(
+                f"{what} has {min(of_one):g} and {max(of_one):g} images/s, which contradict each other: check the units"
+            )
+
+
+def _log_misses(seen: Sequence[Measurement], seconds: Numbers, names: Sequence[str]) -> None:
+    """Warn of throughputs that no values of the unknowns explain."""
+    for each, predicted_s in zip(seen, seconds, strict=True):
+        times = each.images_per_s * predicted_s
+        if not 1 / _MOST_MISSED < times < _MOST_MISSED:
+            _log.warning(
+                "%s: %g images/s contradicts the other throughputs: the best fit of %s gives %.3g; check its unit",
+                each,
+                each.images_per_s,
+                ", ".join(names),
+                1 / predicted_s,
+            )
+
+
 def _check_scaling(seen: Sequence[Measurement]) -> None:
     """Refuse a throughput that workers of another measurement would have to exceed by far.
 
@@ -353,11 +389,13 @@ def _check_scaling(seen: Sequence[Measurement]) -> None:
 
 
 def _check_arithmetic(seen: Sequence[Measurement], config: RunConfig) -> None:
-    """Reject a throughput that no accelerator could reach.
+    """Reject a throughput that no accelerator could reach, of a network with steps that follow from its shapes.
 
     Raises:
         RequestError: a throughput is too high; the message has the arithmetic.
     """
+    if network_limits(config):
+        return
     per_image = multiply_adds_of(config) / config.worker_batch
     for each in seen:
         per_worker = per_image * each.images_per_s / each.workers

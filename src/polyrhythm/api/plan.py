@@ -349,7 +349,8 @@ def plan(
     """
     where = open_cluster(cluster)
     rented = split_outside(machines, ";") if isinstance(machines, str) else list(machines)
-    rented = machines_of(where) if rented == ["all"] else rented
+    refused: dict[str, str] = {}
+    rented = machines_of(where, refused) if rented == ["all"] else rented
     elsewhere = [with_machine(where, name) for name in rented]
     wanted = _Wanted(_goal(target), budget, deadline_s, optimize)
     wanted.check([where, *elsewhere])
@@ -383,7 +384,6 @@ def plan(
             f"plan weighs strategies that train one network from start to end (given {several[0]}): compare has rows "
             "of stages and ensembles"
         )
-    refused: dict[str, str] = {}
     candidates = list(_candidates(names, _numbers(where, workers), batch_sizes, rates))
     if is_uneven(where) and "balance" not in options:
         candidates = list(balanced(candidates, options))

@@ -30,6 +30,7 @@ from polyrhythm.launch.script import run_script
 from polyrhythm.launch.torchrun.gathering import gather
 from polyrhythm.launch.torchrun.report_rank import leader_speaks, leads, started_by_torchrun
 from polyrhythm.planning.analysis import step_multiply_adds
+from polyrhythm.planning.limits import dependent, embedded, measured_limits
 from polyrhythm.planning.link import MeasuredLink, answer_link, measure_inside, measure_link
 from polyrhythm.planning.profile import Host, Profile, measure_host, overhead_share
 from polyrhythm.planning.step import (
@@ -152,11 +153,9 @@ def profile_script(
                 "epochs, or --steps fewer"
             )
         measured = json.loads(file.read_text(encoding="utf-8"))
-    if measured["shapes"] > 1:
-        _log.warning(
-            "inputs of %d shapes: the step time holds for this mix of them alone, not for other data or batch sizes",
-            measured["shapes"],
-        )
+    limits = tuple(measured["limits"])
+    for reason in limits:
+        _log.warning("%s: %s", measured["model"], reason)
     layers = tuple(Layer(**layer) for layer in measured["layers"])
     whole = tuple(sum(each[1:]) for each in measured["steps"])
     data, forward, backward, update = (
@@ -171,6 +170,7 @@ def profile_script(
         batch_size=batch,
         multiply_adds=3.0 * sum(layer.parameters for layer in sized) * (batch or 1),
         layers=sized,
+        limits=limits,
     )
     name = f"{measured['model']} of {script}, batch size {batch}"
     inside = measure_inside(start_method)
@@ -204,26 +204,28 @@ _SMALLER = 4
 """By how much the second batch is smaller than the first."""
 
 
-def step_of(config: RunConfig, job: Job, steps: int, step: StepProfile) -> StepWork | None:
-    """Describe the measured step and a smaller one; None for a network with operations that cannot be counted."""
+def step_of(config: RunConfig, job: Job, steps: int, step: StepProfile) -> StepWork:
+    """Describe the measured step and a smaller one; without multiply-adds where other steps do not follow from it."""
     dataset = job.dataset
+    shape = dataset.image_shape
+    shapes = shapes_of(config.model, len(dataset.classes), shape)
+    limits = (*dependent(shapes, shape), *measured_limits(1, step.varied))
+    for reason in (*limits, *embedded(shapes)):
+        _log.warning("%s: %s", job.model_name, reason)
+    alone = StepWork(model=name_of(config.model), batch_size=config.batch_size, limits=limits)
+    if limits:
+        return alone
     try:
-        shapes = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
-        multiply_adds = step_multiply_adds(shapes, dataset.image_shape, config.batch_size)
+        multiply_adds = step_multiply_adds(shapes, shape, config.batch_size)
     except RequestError:
-        return None
+        return alone
     smaller = max(2, config.batch_size // _SMALLER)
     share = 0.0
     if smaller < config.batch_size:
         less = assemble(config.model_copy(update={"batch_size": smaller}), CheckpointConfig(checkpoints=0))
         other = profile_step(less, steps)
         share = overhead_share(config.batch_size, step.median_s, smaller, other.median_s)
-    return StepWork(
-        model=name_of(config.model),
-        batch_size=config.batch_size,
-        multiply_adds=multiply_adds,
-        overhead_share=share,
-    )
+    return alone.model_copy(update={"multiply_adds": multiply_adds, "overhead_share": share})
 
 
 def _check(steps: int, out: Path) -> None:

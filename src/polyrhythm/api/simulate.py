@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -50,11 +50,12 @@ from polyrhythm.launch.devices import computing_with
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.partition.outlook import Pace, PipelineForecast
 from polyrhythm.planning.analysis import step_multiply_adds
+from polyrhythm.planning.limits import limits_of
 from polyrhythm.reporting.event_log import Observer
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.simulation.cluster import Cluster, StepWork, cluster_text, open_cluster
+from polyrhythm.simulation.cluster import Cluster, StepWork, cluster_text, doubts_of_steps, open_cluster
 from polyrhythm.simulation.injection.fault import Fault, parse_faults
 from polyrhythm.simulation.layout import Layout, lay_out
 from polyrhythm.simulation.run import simulate_on
@@ -177,22 +178,38 @@ def described_cluster(
     if step_time is None:
         return found
     made = step_time if isinstance(step_time, StepTime) else build("step time", step_time, STEP_TIMES)
-    return found.model_copy(update={"step_time": made, "step_of": None, "step_factor": 1.0})
+    found = found.model_copy(update={"step_time": made, "step_of": None, "step_factor": 1.0})
+    for doubt in doubts_of_steps(found):
+        _log.warning("step time: %s", doubt)
+    return found
 
 
 def paced_for(where: Cluster, config: RunConfig) -> Cluster:
     """Return a cluster with step times for a run's network and batch, as far as the cluster defines them.
 
-    A warning is logged where its step time is that of another network, or batch, than the run's.
+    A warning is logged where its step time is that of another network, or batch, than the run's, or where the time or
+    size of the network's steps does not follow from its shapes.
 
     Raises:
-        RequestError: the run's data or model is not available.
+        RequestError: the run's data or model is not available, or its steps cannot be predicted from the cluster's.
     """
     of = where.step_of
-    if of is None:
-        return where
     model = name_of(config.model).split("(")[0]
+    limits = network_limits(config)
+    if of is None:
+        _log_limits(model, limits)
+        return where
     other = [of.model] if of.model and of.model.split("(")[0] != model else []
+    same_batch = of.batch_size in (None, config.worker_batch)
+    elsewhere = not of.model or bool(other)
+    if (limits and elsewhere) or (of.limits and (elsewhere or not same_batch)):
+        raise RequestError(
+            f"cluster {where.name}: its step time, of {of.model or 'another network'} at a batch of "
+            f"{of.batch_size or 'any size'}, does not give that of {model} at a batch of {config.worker_batch} "
+            f"({(*limits, *of.limits)[0].partition(':')[0]}): measure that with `polyrhythm profile`, or give "
+            "--step-time"
+        )
+    _log_limits(model, dict.fromkeys((*limits, *of.limits)))
     if of.factor(1.0) is None:
         if of.batch_size is not None and of.batch_size != config.worker_batch:
             other.append(f"a batch of {of.batch_size}")
@@ -208,15 +225,31 @@ def paced_for(where: Cluster, config: RunConfig) -> Cluster:
         return where
     factor = of.factor(multiply_adds_of(config))
     assert factor is not None
+    if of.layers and not same_batch:
+        other.append(f"a batch of {of.batch_size}")
     if other:
         _log.warning(
             "cluster %s: step times of %s follow from those of %s by their arithmetic alone: `polyrhythm profile` "
             "measures them",
             where.name,
-            model,
+            model if elsewhere else f"a batch of {config.worker_batch}",
             other[0],
         )
     return where.model_copy(update={"step_factor": factor})
+
+
+def network_limits(config: RunConfig) -> tuple[str, ...]:
+    """Return why the steps of a run's network do not follow from its shapes; empty for networks with a name."""
+    if is_fixed(config.model):
+        return ()
+    dataset = opened(config)
+    shape = dataset.image_shape
+    return limits_of(shapes_of(config.model, len(dataset.classes), shape), shape)
+
+
+def _log_limits(model: str, limits: Iterable[str]) -> None:
+    for reason in limits:
+        _log.warning("%s: %s", model, reason)
 
 
 def at_its_pace(where: Cluster, config: RunConfig) -> Cluster:
@@ -475,7 +508,8 @@ def laid_out(where: Cluster, what: Job | DryRun) -> Layout:
     """Assign every rank to a host.
 
     Raises:
-        RequestError: the ranks do not fit, or the cluster's faults name ranks or hosts that do not exist.
+        RequestError: the ranks do not fit, the speed of their accelerators is unknown, or the cluster's faults name
+            ranks or hosts that do not exist.
     """
     strategy, traits = what.strategy, what.traits
     layout = lay_out(where, what.workers, traits.servers, traits.placement, draws=what.draws)
@@ -484,6 +518,13 @@ def laid_out(where: Cluster, what: Job | DryRun) -> Layout:
         raise RequestError(
             f"{strategy.name} needs memory that all workers share, and they are on {len(hosts)} hosts: take a cluster "
             "of one host, or take parameter_server or downpour"
+        )
+    kinds = [where.machines[host] for host in sorted(hosts)]
+    unknown_speed = [kind for kind in kinds if kind.accelerators and "speed" not in kind.model_fields_set]
+    if unknown_speed and any(not kind.accelerators for kind in kinds):
+        raise RequestError(
+            f"cluster {where.name}: the speed of {unknown_speed[0].name}'s accelerators is unknown, and other workers "
+            "compute on cores: give that host speed, relative to a host of speed 1"
         )
     check_slowness(layout)
     for fault in where.faults:

@@ -58,7 +58,7 @@ _CAUSES = (SLOWER, UNEVEN, NETWORK, SERVERS)
 _INPUTS = (DECODING, READING, INPUT)
 _FREE, _LEAST_FACTOR, _DRAWS = 1e15, 1e-3, 1000
 _USUAL = Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9)
-_LEAST_STEPS, _STEPS_OF_ALL = 40, 1200
+_FEWEST_STEPS, _LEAST_STEPS, _STEPS_OF_ALL = 10, 40, 1200
 _RECORD = "the run's own record"
 _WORTH_TRYING = 0.02
 """Gain of a change from which it is the remedy of a cause."""
@@ -190,9 +190,10 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
                 other, "another strategy learns otherwise: `polyrhythm plan` weighs both", other, of=_CAUSES
             )
     refused: dict[str, str] = {}
-    steps = max(
-        _LEAST_STEPS, _STEPS_OF_ALL // workers
-    )  # the first ones, before shares are balanced, count little
+    # As many as the run had: before shares are balanced, some steps have equal ones.
+    taken = [series.total.steps for series in figures.workers.values()]
+    least = max(_LEAST_STEPS, _STEPS_OF_ALL // workers)
+    steps = min(least, max(_FEWEST_STEPS, round(sum(taken) / max(1, len(taken)))))
     found = rehearse(where, [as_it_was, *(each for each, _ in tried.values())], options, refused, steps=steps)
     rates = {each.family: each.images_per_s for each in found}
     if strategy not in rates:

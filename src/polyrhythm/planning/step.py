@@ -16,7 +16,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, cycle
 from typing import Any
@@ -63,6 +63,9 @@ class Layer:
     backward_s: float
 
 
+_Shapes = tuple[torch.Size, ...]
+
+
 class LayerClocks:
     """Timing of a model's layers, step by step.
 
@@ -81,7 +84,11 @@ class LayerClocks:
         self._forwards: dict[str, list[float]] = defaultdict(list)
         self._backwards: dict[str, list[float]] = defaultdict(list)
         self._layers: dict[str, nn.Module] = {}
-        model.register_forward_hook(self._end_forward)
+        self._given: list[_Shapes] = []
+        self._used: dict[str, list[_Shapes]] = defaultdict(list)
+        self._uses: dict[tuple[_Shapes, ...], dict[str, tuple[_Shapes, ...]]] = {}
+        self._varied: dict[str, None] = {}
+        model.register_forward_hook(self._end_forward, with_kwargs=True)
 
     def watch(self) -> None:
         """Time leaf modules, and modules with parameters of their own, from now on.
@@ -104,8 +111,23 @@ class LayerClocks:
         for name, at in sorted(self._ready.items(), key=lambda entry: entry[1]):
             self._backwards[name].append(at - before)
             before = at
-        self._forward, self._ready = {}, {}
+        if self._layers:
+            self._compare_uses()
+        self._forward, self._ready, self._given = {}, {}, []
         return self._forward_end
+
+    def _compare_uses(self) -> None:
+        uses = {name: tuple(shapes) for name, shapes in self._used.items()}
+        before = self._uses.setdefault(tuple(self._given), uses)
+        for name in self._layers:
+            if uses.get(name) != before.get(name):
+                self._varied[name] = None
+        self._used.clear()
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """Modules that had inputs of other shapes in another step, or none, at equal shapes of the model's inputs."""
+        return tuple(self._varied)
 
     def read(self, skip: int) -> tuple[Layer, ...]:
         """Return the medians of every layer, in the order of the model.
@@ -125,7 +147,8 @@ class LayerClocks:
         )
 
     def _hook(self, name: str, module: nn.Module) -> None:
-        def begin(_module: nn.Module, _inputs: object) -> None:
+        def begin(_module: nn.Module, inputs: tuple[object, ...]) -> None:
+            self._used[name].append(_shapes_in(inputs))
             self._begun[name] = self._now()
 
         def end(_module: nn.Module, _inputs: object, _output: object) -> None:
@@ -141,8 +164,15 @@ class LayerClocks:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(ready)
 
-    def _end_forward(self, _model: nn.Module, _inputs: object, _output: object) -> None:
+    def _end_forward(
+        self, _model: nn.Module, inputs: tuple[object, ...], named: dict[str, object], _output: object
+    ) -> None:
         self._forward_end = self._now()
+        self._given.append(_shapes_in((*inputs, *named.values())))
+
+
+def _shapes_in(values: Iterable[object]) -> _Shapes:
+    return tuple(each.shape for each in values if isinstance(each, Tensor))
 
 
 WARM_UP = 3
@@ -167,6 +197,7 @@ class StepProfile:
         backward_s: median seconds, with the loss.
         update_s: median seconds of the optimizer, and of everything else after the backward pass.
         layers: layers in the order of the forward pass.
+        varied: layers that were used otherwise from step to step, at equal shapes of the model's inputs.
     """
 
     step_s: tuple[float, ...]
@@ -175,6 +206,7 @@ class StepProfile:
     backward_s: float
     update_s: float
     layers: tuple[Layer, ...]
+    varied: tuple[str, ...] = ()
 
     @property
     def median_s(self) -> float:
@@ -228,7 +260,7 @@ def profile_step(job: Job, steps: int) -> StepProfile:
     kept = parts[WARM_UP:]
     data, forward, backward, update = (statistics.median(times) for times in zip(*kept, strict=True))
     whole = tuple(sum(times[1:]) for times in kept)
-    return StepProfile(whole, data, forward, backward, update, layers.read(_FIRST_WATCHED))
+    return StepProfile(whole, data, forward, backward, update, layers.read(_FIRST_WATCHED), layers.varied)
 
 
 def _parts(

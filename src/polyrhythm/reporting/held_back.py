@@ -48,6 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from statistics import harmonic_mean, median_low
 from typing import TYPE_CHECKING
 
@@ -129,7 +130,8 @@ class Bottleneck:
         gain: images/s that would be gained without the cause, as a share; 0 for `compute`, and for more processes or
             threads than cores: their remedy leaves as many cores.
         gains: the same of every possible cause, by its kind; the cause that costs most first.
-        remedy_gain: gain of shares by speed where these are the remedy; else `gain`, which no remedy exceeds.
+        remedy_gain: gain of shares by speed in the same run where these are the remedy; else `gain`, which no remedy
+            exceeds.
         exchange_share: share of time spent waiting for servers and for the network.
         server_share: part of `exchange_share` spent waiting for servers.
         network_share: part of `exchange_share` spent waiting for the network.
@@ -261,12 +263,15 @@ def _costs_in_groups(
     return costs
 
 
-def _gain_of_shares(groups: list[dict[int, Stretch]], own: dict[int, dict[str, float]]) -> float:
-    """Return the images/s gained if members of a group had shares by their speed, which then compute equally long.
+def _gain_of_shares(
+    groups: list[dict[int, Stretch]], own: dict[int, dict[str, float]], measured_steps: int
+) -> float:
+    """Return the images/s gained in the same run if members of a group had shares by their speed, in whole images.
 
     Args:
         groups: statistics of each worker, by group that waits for its slowest member.
         own: parts of each worker's own time.
+        measured_steps: steps with equal shares, in which speeds are measured.
     """
     rate = balanced = 0.0
     for totals in groups:
@@ -274,10 +279,24 @@ def _gain_of_shares(groups: list[dict[int, Stretch]], own: dict[int, dict[str, f
         computing = [own[worker]["computing"] / total.steps for worker, total in totals.items()]
         if min(computing) <= 0:
             return 0.0
-        saved_s = max(computing) - harmonic_mean(computing)
+        saved = min(1 - _LEAST_LEFT, (max(computing) - _with_shares_s(totals, computing)) / step_s)
+        steps = _steps(totals) / len(totals)
         rate += _steps(totals)
-        balanced += _steps(totals) / max(1 - saved_s / step_s, _LEAST_LEFT)
-    return balanced / rate - 1
+        balanced += _steps(totals) / (1 - saved * max(0.0, 1 - measured_steps / steps))
+    return max(0.0, balanced / rate - 1)
+
+
+def _with_shares_s(totals: dict[int, Stretch], computing: list[float]) -> float:
+    """Return the computing time of a step if the images of a group's step were divided by speed."""
+    per_step = [total.images / total.steps for total in totals.values()]
+    together = round(sum(per_step))
+    if together < len(totals) or min(per_step) <= 0:  # images are not counted
+        return harmonic_mean(computing)
+    from polyrhythm.data.balance import split
+
+    image_s = [seconds / images for seconds, images in zip(computing, per_step, strict=True)]
+    parts = split(together, [1 / seconds for seconds in image_s])
+    return max(part * seconds for part, seconds in zip(parts, image_s, strict=True))
 
 
 def _groups(figures: RunFigures, totals: dict[int, Stretch]) -> list[dict[int, Stretch]]:
@@ -290,6 +309,24 @@ def _groups(figures: RunFigures, totals: dict[int, Stretch]) -> list[dict[int, S
         return []
     present = ({worker: totals[worker] for worker in group if worker in totals} for group in traits.groups)
     return [group for group in present if group]
+
+
+def _in_lockstep(figures: RunFigures) -> bool:
+    strategy = _strategy_of(figures)
+    return (
+        strategy is not None
+        and figures.started is not None
+        and strategy.traits(figures.started.workers).lockstep
+    )
+
+
+def _measured_steps(figures: RunFigures) -> int:
+    """Return the steps before shares can follow speeds: workers agree on them where they exchange anyway."""
+    from polyrhythm.roles.balance import FIRST_MEETING
+
+    strategy = _strategy_of(figures)
+    every = strategy.traits(figures.started.workers).exchange_every if strategy and figures.started else 1
+    return ceil(FIRST_MEETING / max(1, every)) * max(1, every)
 
 
 def _slower_s(totals: dict[int, Stretch]) -> float:
@@ -317,12 +354,13 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
     idle = idle_s / seconds
     waited_s = sum(total.wait_s for total in totals.values())
     stage_s = min(waited_s, sum(total.stage_s for total in totals.values()))
-    free_running = bool(figures.started and figures.started.free_running)
+    groups = _groups(figures, totals)
+    lockstep = bool(groups) and _in_lockstep(figures)
+    free_running = bool(figures.started and figures.started.free_running) or bool(groups and not lockstep)
     lone = _is_lone(figures)
     slower_s, server_s = _slower_and_server_s(figures, totals, waited_s - stage_s, free_running=free_running)
     own = own_parts(figures)
-    groups = _groups(figures, totals) if free_running or figures.server_loads else []
-    if groups and not free_running:  # groups wait for each other: all of them are one
+    if lockstep:  # groups wait for each other: all of them are one
         slower_s, groups = max(slower_s, _slower_s(totals)), []
     inside_s = [_slower_s(group) for group in groups]
     slower_s = min(waited_s - stage_s, slower_s + sum(inside_s))
@@ -378,7 +416,7 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
         gain = 0.0
     remedy_gain = gain
     if found.cause == "stragglers" and _may_follow_speeds(figures):
-        remedy_gain = min(gain, _gain_of_shares(groups or [totals], own))
+        remedy_gain = min(gain, _gain_of_shares(groups or [totals], own, _measured_steps(figures)))
     text = problem
     if remedy:
         text += f"; remedy: {remedy}" + (f", up to {gain_text(remedy_gain)}" if remedy_gain else "")

@@ -49,6 +49,8 @@ _LEAST_S, _ENOUGH = 0.25, 1.2
 """Least seconds that the slowest worker has computed for a judgment of machines without an explicit option,
 and by what factor meetings are further apart, so that steps which vary suffice."""
 _WARM_UP_STEPS, _FIRST_STEPS = 1, 2
+FIRST_MEETING = _WARM_UP_STEPS + _FIRST_STEPS
+"""Steps until shares are decided for the first time."""
 _COST, _MOST_COST = 0.002, 0.01
 """Shares of a step that meetings take where they are frequent, and at most."""
 _FREQUENT_STEPS, _MOST_STEPS, _STEPS_APART = 6, 256, 10
@@ -281,7 +283,7 @@ class Balancer:
         self._follows = self._balance.follows
         self._controller: Controller | None = None
         self._apart = self._rests
-        self._left = max(0 if self._waits else self._rests, self._meetings(_WARM_UP_STEPS + _FIRST_STEPS))
+        self._left = max(0 if self._waits else self._rests, self._meetings(FIRST_MEETING))
         self._warm_up = _WARM_UP_STEPS
         self._cost_ns = self._own = 0
         self._table: list[list[int]] = []

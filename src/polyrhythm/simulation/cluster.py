@@ -44,6 +44,11 @@ HOURS_A_YEAR = 8760
 _LONGEST_LATENCY_S = 1.0
 _LEAST_BANDWIDTH, _MOST_BANDWIDTH = 1e4, 1e13
 """Bytes per second of links that machines have: from a modem's to the memory's of an accelerator."""
+_LEAST_LOCAL_BANDWIDTH, _LOCAL_LATENCY_S, _LONGEST_INSIDE_S = 1e6, 1e-3, 1e-2
+"""Bytes per second of the slowest local network, 10 Mb/s; most seconds of latency of one, and inside a host."""
+_LEAST_PER_S, _MOST_PER_S = 1e6, 1e16
+"""Multiply-adds per second of a worker's training."""
+_LONGEST_UPDATE_S, _LARGEST_SIGMA = 1.0, 3.0
 _LEAST_MEMORY_BYTES, _LONGEST_STEP_S, _SHORTEST_STEP_S = 1e8, 1000.0, 1e-6
 _HIGHEST_PRICE = 1000.0
 """Per hour, of a host."""
@@ -226,6 +231,7 @@ class StepWork(Described):
         share_of_peak: share of peak that training reaches.
         layers: layers with parameters of the measured step, in the order of the forward pass, for `--model
             "sizes(file=…)"`.
+        limits: reasons why its time holds for the measured network, batch and inputs alone.
     """
 
     model: str = ""
@@ -235,6 +241,7 @@ class StepWork(Described):
     peak_multiply_adds_per_s: Positive | None = None
     share_of_peak: Annotated[float, Field(gt=0, le=1)] | None = None
     layers: tuple[MeasuredLayer, ...] = ()
+    limits: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> StepWork:
@@ -471,6 +478,7 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
     for number, kind in enumerate(cluster.hosts):
         links += [(("hosts", number, "nic"), kind.nic)] if kind.nic is not None else []
         links += [(("hosts", number, "inside"), kind.inside)] if kind.inside is not None else []
+        links += [(("hosts", number, "tree", level), link) for level, link in enumerate(kind.tree)]
     for place, link in links:
         if link.latency_s > _LONGEST_LATENCY_S:
             yield (
@@ -483,30 +491,36 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
                 (*place, "bandwidth_bytes_per_s"),
                 f"{bandwidth:g} bytes/s is {bandwidth * 8 / 1e9:.3g} Gb/s: is it in another unit?",
             )
+        elif bandwidth < _LEAST_LOCAL_BANDWIDTH and 0 < link.latency_s <= _LOCAL_LATENCY_S:
+            yield (
+                (*place, "bandwidth_bytes_per_s"),
+                f"{bandwidth:g} bytes/s, with the latency of a local network ({link.latency_s:g} s): is it in kB/s?",
+            )
+        if place[-1] != "nic" and _LONGEST_INSIDE_S < link.latency_s <= _LONGEST_LATENCY_S:
+            yield (*place, "latency_s"), f"{link.latency_s:g} seconds inside a host: is it in ms or us?"
+    yield from _beyond_limits(cluster)
     for number, kind in enumerate(cluster.hosts):
         if kind.memory_bytes is not None and kind.memory_bytes < _LEAST_MEMORY_BYTES:
             yield (
                 ("hosts", number, "memory_bytes"),
                 f"{kind.memory_bytes:g} bytes is less than a process needs: is it in GB?",
             )
+        if kind.machine is not None and cluster.prices is not None:
+            listed = open_prices(cluster.prices).machines.get(kind.machine)
+            described = listed is not None and listed.cores is not None
+            for key in ("cores", "accelerators", "speed") if described else ():
+                value, own = getattr(listed, key), getattr(kind, key)
+                if value is not None and value != own:
+                    yield (
+                        ("hosts", number, key),
+                        f"{own:g}, but {kind.machine} has {value:g} in price list {cluster.prices}",
+                    )
         if (kind.price_per_hour or 0.0) > _HIGHEST_PRICE:
             yield (
                 ("hosts", number, "price_per_hour"),
                 f"{kind.price_per_hour:g} an hour for one host: is it per year, or of all hosts?",
             )
-    random = Random(0)
-    steps_s = [cluster.step_time.draw(random) * cluster.step_factor for _ in range(_DRAWS)]
-    fastest = max(kind.speed for kind in cluster.hosts)
-    step_s = steps_s[0] / fastest
-    if cluster.step_of is None and step_s > _LONGEST_STEP_S:
-        yield ("step_time",), f"a step of {step_s:.3g} s on the fastest host: is it in ms?"
-    if cluster.step_of is None and 0 < step_s < _SHORTEST_STEP_S:
-        yield ("step_time",), f"a step of {step_s:.3g} s on the fastest host: is it in seconds?"
-    if max(steps_s) > _WIDEST * min(steps_s) > 0:
-        yield (
-            ("step_time",),
-            f"steps of {min(steps_s):.3g} s to {max(steps_s):.3g} s: is the spread in seconds?",
-        )
+    yield from ((("step_time",), doubt) for doubt in doubts_of_steps(cluster))
     nics = [kind.nic or cluster.nic for kind in cluster.hosts]
     if len(cluster.machines) > 1:
         for number, (kind, nic) in enumerate(zip(cluster.hosts, nics, strict=True)):
@@ -550,6 +564,57 @@ def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
         )
 
 
+def doubts_of_steps(cluster: Cluster) -> Iterator[str]:
+    """Yield why step times of a cluster are likely in another unit."""
+    random = Random(0)
+    steps_s = [cluster.step_time.draw(random) * cluster.step_factor for _ in range(_DRAWS)]
+    fastest = max(kind.speed for kind in cluster.hosts)
+    step_s = steps_s[0] / fastest
+    if cluster.step_of is None and step_s > _LONGEST_STEP_S:
+        yield f"a step of {step_s:.3g} s on the fastest host: is it in ms?"
+    if cluster.step_of is None and 0 < step_s < _SHORTEST_STEP_S:
+        yield f"a step of {step_s:.3g} s on the fastest host: is it in seconds?"
+    of = cluster.step_of
+    if of is not None and of.multiply_adds is not None and step_s > 0:
+        rate = of.multiply_adds / step_s
+        if not _LEAST_PER_S <= rate <= _MOST_PER_S:
+            yield (
+                f"a step of {step_s:.3g} s for {of.multiply_adds:g} multiply-adds is {rate:.1e} in a second: is one of "
+                "them in another unit?"
+            )
+    if max(steps_s) > _WIDEST * min(steps_s) > 0:
+        yield f"steps of {min(steps_s):.3g} s to {max(steps_s):.3g} s: is the spread in seconds?"
+
+
+def _beyond_limits(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield single values that no machine has, with the likely unit."""
+    limits: list[tuple[tuple[str | int, ...], float | None, float, float, str]] = []
+    if cluster.racks is not None:
+        limits.append((("racks", "latency_s"), cluster.racks.latency_s, 0, _LONGEST_LATENCY_S, "ms or us"))
+    if (update := cluster.server_update) is not None:
+        bandwidth = update.bandwidth_bytes_per_s
+        limits += [
+            (("server_update", "seconds"), update.seconds, 0, _LONGEST_UPDATE_S, "ms or us"),
+            (
+                ("server_update", "bandwidth_bytes_per_s"),
+                bandwidth,
+                _LEAST_BANDWIDTH,
+                _MOST_BANDWIDTH,
+                "another unit",
+            ),
+        ]
+    if (shared := cluster.shared_slowness) is not None:
+        limits.append((("shared_slowness", "sigma"), shared.sigma, 0, _LARGEST_SIGMA, "percent"))
+    if (of := cluster.step_of) is not None:
+        peak = of.peak_multiply_adds_per_s
+        limits.append(
+            (("step_of", "peak_multiply_adds_per_s"), peak, _LEAST_PER_S, _MOST_PER_S, "another unit")
+        )
+    for place, value, low, high, unit in limits:
+        if value is not None and not low <= value <= high:
+            yield place, f"{value:g}: is it in {unit}?"
+
+
 def _line_of(text: str, place: Sequence[str | int]) -> int:
     """Return the line of a YAML text, counted from 1, on which the value of a place begins."""
     node, line = yaml.compose(text), 1
@@ -589,13 +654,25 @@ def _priced(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"hosts": hosts, "currency": known.currency})
 
 
-def machines_of(cluster: Cluster) -> list[str]:
-    """Return the described machines of a cluster's price list."""
+def machines_of(cluster: Cluster, refused: dict[str, str] | None = None) -> list[str]:
+    """Return the described machines of a cluster's price list.
+
+    Args:
+        cluster: the cluster.
+        refused: receiver of the others, with the reason.
+    """
     if cluster.prices is None:
         raise RequestError(
             f"cluster {cluster.name} has no price list to choose machines from: give it prices: NAME_OR_FILE"
         )
-    return [name for name, machine in open_prices(cluster.prices).machines.items() if machine.described]
+    machines = open_prices(cluster.prices).machines
+    if refused is not None:
+        refused |= {name: _lacks(machine) for name, machine in machines.items() if not machine.described}
+    return [name for name, machine in machines.items() if machine.described]
+
+
+def _lacks(machine: MachinePrice) -> str:
+    return f"its price list does not have its {'cores' if machine.cores is None else 'speed'}"
 
 
 def with_machine(cluster: Cluster, name: str) -> Cluster:
@@ -631,6 +708,9 @@ def with_machine(cluster: Cluster, name: str) -> Cluster:
 def cluster_text(cluster: Cluster) -> str:
     """Return a cluster as YAML that reads back as the same."""
     values = cluster.model_dump(mode="python", exclude_defaults=True)
+    for shown, kind in zip(values["hosts"], cluster.hosts, strict=True):
+        if kind.accelerators:
+            shown["speed"] = kind.speed
     specs: dict[str, Any] = {"step_time": str(cluster.step_time)}
     if cluster.faults:
         specs["faults"] = [str(fault) for fault in cluster.faults]

@@ -220,3 +220,18 @@ def test_several_batches_need_a_step_that_grows_with_them(tmp_path: Path) -> Non
             unknowns=["step_time"],
             **JOB,
         )
+
+
+def test_throughputs_that_contradict_each_other_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    asked: dict[str, Any] = {"cluster": "office", "unknowns": ["step_time"], **JOB}
+    with pytest.raises(
+        RequestError, match="synchronous, 2 workers has 60 and 600 images/s, which contradict"
+    ):
+        calibrate(throughput=["2 workers: 600", "2 workers: 60"], **asked)
+    told = ["1 worker: 300", "2 workers: 590", "4 workers: 0.6"]
+    calibrate(throughput=told, **asked)
+    named = [text for text in caplog.messages if "contradicts the other throughputs" in text]
+    assert any(text.startswith("synchronous, 4 workers: 0.6 images/s contradicts") for text in named)
+    caplog.clear()
+    calibrate(throughput=["1 worker: 300", "2 workers: 590"], **asked)
+    assert "contradicts" not in caplog.text

@@ -419,6 +419,14 @@ def test_machines_that_are_not_known_are_refused(machines: str, message: str, tm
         plan(**{**JOB, "cluster": "office", "target": "top1=0.5", "machines": machines})
 
 
+def test_machines_without_a_description_are_named_among_those_left_out(tmp_path: Path) -> None:
+    job = {"data": "digits", "model": "mlp", "strategies": "synchronous", "workers": [1]}
+    found = plan(cluster=priced(tmp_path), target="images=1e4", machines="all", out=tmp_path / "plan", **job)
+    assert found.refused["unknown"] == "its price list does not have its cores"
+    assert found.refused["card"] == "its price list does not have its speed"
+    assert {each.candidate.machine for each in found.choices} == {"", "quick", "cheap"}
+
+
 def test_too_small_a_budget_says_what_the_cheapest_takes() -> None:
     text = planning.too_little(
         Target("top1", 0.5), "1 USD", [choice("a", 90, 5.0), choice("b", 100, 2.0)], "USD"

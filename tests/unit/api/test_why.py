@@ -213,6 +213,33 @@ def test_a_far_server_is_told_from_a_busy_one_and_the_remedy_gains_what_was_pred
     assert after / before - 1 == pytest.approx(first.remedy_gain, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "synchronous",
+        "local_sgd(steps=4)",
+        ONE,
+        "mixed(replicas=2, servers=1, placement=dedicated)",
+        "mixed(replicas=2, servers=1, placement=dedicated, consistency=synchronous)",
+    ],
+)
+def test_shares_by_speed_gain_what_summary_and_why_predict_of_a_short_run(
+    strategy: str, tmp_path: Path
+) -> None:
+    """One worker has a third of the speed. A tenth of the steps pass before shares are decided."""
+    where = cluster({"count": 5}, step_time="constant(seconds=0.05)", slow={2: 3.0})
+    job: dict[str, Any] = {**JOB, "gradients": "none", "steps": 40, "strategy": strategy}
+    job = {key: value for key, value in job.items() if key != "epochs"}
+    before = simulate(cluster=where, out=tmp_path / "run", balance="off", **job).figures
+    after = simulate(cluster=where, out=tmp_path / "balanced", balance="measured", **job).figures
+    gained = after["images_per_s"] / before["images_per_s"] - 1
+    found = why(tmp_path / "run").causes[0]
+    assert (found.what, found.remedy) == ("slower workers", "--balance measured")
+    assert found.remedy_gain == pytest.approx(gained, abs=0.03)
+    assert before["held_back"]["cause"] == "stragglers"
+    assert before["held_back"]["remedy_gain"] == pytest.approx(gained, abs=0.1)
+
+
 def test_a_healthy_run_has_no_cause(tmp_path: Path) -> None:
     where = cluster({"count": 4}, step_time="constant(seconds=1)")
     simulate(cluster=where, strategy="synchronous", out=tmp_path / "run", **{**JOB, "epochs": 1})

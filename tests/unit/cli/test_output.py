@@ -105,7 +105,7 @@ def test_the_bottleneck_is_a_problem_with_a_remedy_and_its_gain(capsys: pytest.C
     lines = " ".join(capsys.readouterr().out.split())
     assert lines == (
         "bottleneck worker 3 is 1.6× slower than the median, and the others wait for it "
-        "remedy `--balance measured`, which gives it a smaller share: up to +33 % images/s "
+        "remedy `--balance measured`, which gives it a smaller share: up to +21 % images/s "
         "time 57.5 % computing, 22.5 % waiting for slower workers, 20.0 % communication"
     )
 

@@ -199,6 +199,75 @@ def test_figures_that_contradict_each_other_are_reported_with_their_line(
     ]
 
 
+@pytest.mark.parametrize(
+    ("entry", "value", "reported"),
+    [
+        (
+            "nic",
+            "{latency_s: 1.0e-4, bandwidth_bytes_per_s: 1.17e+5}",
+            "nic.bandwidth_bytes_per_s: 117000 bytes/s, with",
+        ),
+        (
+            "inside",
+            "{latency_s: 0.02, bandwidth_bytes_per_s: 4.0e+9}",
+            "inside.latency_s: 0.02 seconds inside a host",
+        ),
+        (
+            "hosts",
+            "[{name: a, count: 1, tree: [{places: 2, latency_s: 1.0e-5, bandwidth_bytes_per_s: 16}]}]",
+            "hosts.0.tree.0.bandwidth_bytes_per_s: 16 bytes/s",
+        ),
+        (
+            "server_update",
+            "{seconds: 5, bandwidth_bytes_per_s: 2.0e+9}",
+            "server_update.seconds: 5: is it in ms",
+        ),
+        ("server_update", "{bandwidth_bytes_per_s: 2}", "server_update.bandwidth_bytes_per_s: 2: is it"),
+        ("shared_slowness", "{sigma: 20, lasts_s: 5}", "shared_slowness.sigma: 20: is it in percent?"),
+        ("racks", "{hosts: 1, oversubscription: 2, latency_s: 50}", "racks.latency_s: 50: is it in ms"),
+        ("step_of", "{multiply_adds: 4.0e+3}", "step_time: a step of 0.05 s for 4000 multiply-adds"),
+        ("step_of", "{multiply_adds: 4.0e+16}", "step_time: a step of 0.05 s for 4e+16 multiply-adds"),
+        (
+            "step_of",
+            "{peak_multiply_adds_per_s: 2100, share_of_peak: 0.3}",
+            "step_of.peak_multiply_adds_per_s: 2100: is it",
+        ),
+        ("nic", "{latency_s: 0.05, bandwidth_bytes_per_s: 1.17e+5}", ""),
+        ("nic", "{latency_s: 0, bandwidth_bytes_per_s: 1.17e+5}", ""),
+    ],
+)
+def test_a_value_a_thousand_times_off_is_reported_with_its_line(
+    entry: str, value: str, reported: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries = {
+        "name": "units",
+        "hosts": "[{name: box, count: 1}]",
+        "nic": "{latency_s: 1.0e-4, bandwidth_bytes_per_s: 1.17e+8}",
+        "inside": "{latency_s: 2.0e-5, bandwidth_bytes_per_s: 4.0e+9}",
+        "step_time": "constant(seconds=0.05)",
+    }
+    entries[entry] = value
+    line = list(entries).index("step_time" if reported.startswith("step_time") else entry) + 1
+    parse_cluster("\n".join(f"{key}: {text}" for key, text in entries.items()), "units.yaml")
+    assert len(caplog.messages) == bool(reported)
+    assert all(text.startswith(f"cluster units.yaml, line {line}: {reported}") for text in caplog.messages)
+
+
+def test_a_machine_that_its_price_list_describes_otherwise_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(
+        "currency: EUR\ndate: 2026\nsource: a test\nmachines:\n"
+        "  card: {per_hour: 1, cores: 8, accelerators: 2, speed: 30}\n  box: {per_hour: 1}\n"
+    )
+    hosts = "hosts: [{name: a, count: 2, cores: 8, accelerators: 2, machine: card}, {name: b, count: 1, machine: box}]"
+    text = DOUBTFUL.replace("hosts: [{name: box, count: 2, memory_bytes: 64}]", f"{hosts}\nprices: {prices}")
+    parse_cluster(text, "units.yaml")
+    found = [record.getMessage() for record in caplog.records if "price list" in record.getMessage()]
+    assert found == [f"cluster units.yaml, line 3: hosts.0.speed: 1, but card has 30 in price list {prices}"]
+
+
 def test_values_in_another_unit_are_reported_with_their_line(caplog: pytest.LogCaptureFixture) -> None:
     parse_cluster(DOUBTFUL, "units.yaml")
     latency, inside, memory, step, slower, racks, server = (record.getMessage() for record in caplog.records)

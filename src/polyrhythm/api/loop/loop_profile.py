@@ -23,6 +23,7 @@ from torch import nn
 
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer
 from polyrhythm.api.loop.loop_report import images_in
+from polyrhythm.planning.limits import embedded, measured_limits
 from polyrhythm.planning.step import WARM_UP, LayerClocks, watched_steps
 from polyrhythm.roles.step_metrics import finish_work
 
@@ -113,7 +114,7 @@ class LoopProfile:
             "layers": [vars(layer) for layer in clocks.read(self._watched[0])],
             "model": type(model).__name__,
             "threads": torch.get_num_threads(),
-            "shapes": len(self._shapes),
+            "limits": (*measured_limits(len(self._shapes), clocks.varied), *embedded(model)),
         }
         self._file.write_text(json.dumps(found), encoding="utf-8")
         sys.stdout.flush()

@@ -76,16 +76,25 @@ class SizesAlone(nn.Module):
         numbers: parameters of each layer, in the order of the forward pass.
         work: time of each layer, in any unit.
         multiply_adds: multiply-adds of one example, forward and backward.
+        limits: reasons why measured times do not hold for other inputs.
 
     Attributes:
         multiply_adds: see above.
+        limits: see above.
         work: time of each layer, by the name of its parameters.
     """
 
-    def __init__(self, numbers: list[int], work: list[float] | list[int], multiply_adds: float) -> None:
+    def __init__(
+        self,
+        numbers: list[int],
+        work: list[float] | list[int],
+        multiply_adds: float,
+        limits: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
         self.sizes = nn.ParameterList(nn.Parameter(torch.empty(count)) for count in numbers)
         self.multiply_adds = multiply_adds
+        self.limits = limits
         self.work = {f"sizes.{place}": float(each) for place, each in enumerate(work)}
 
     def forward(self, images: Tensor) -> NoReturn:
@@ -104,7 +113,8 @@ def _measured(file: str) -> SizesAlone:
         step = values["step_of"]
         numbers = [int(layer["parameters"]) for layer in step["layers"]]
         work = [float(layer["seconds"]) for layer in step["layers"]]
-        return SizesAlone(numbers, work, float(step["multiply_adds"]) / int(step["batch_size"]))
+        multiply_adds = float(step["multiply_adds"]) / int(step["batch_size"])
+        return SizesAlone(numbers, work, multiply_adds, tuple(map(str, step.get("limits", ()))))
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(
             f"{file} has no layers of a step: write it with `polyrhythm profile SCRIPT` ({error})"

@@ -11,7 +11,10 @@ from polyrhythm.reporting.figures import RunFigures
 def ten_steps(
     workers: Sequence[tuple[float, float]], *, servers: int, free_running: bool = False
 ) -> RunFigures:
-    """Makes the figures of workers, each of which has computed and waited for so many seconds in all."""
+    """Makes the figures of workers, each of which has computed and waited for so many seconds in all.
+
+    A step has 100 images of each worker.
+    """
     figures = RunFigures()
     figures.add(
         RunStarted(
@@ -34,7 +37,7 @@ def ten_steps(
                 epoch=0,
                 step=10,
                 steps=10,
-                images=10,
+                images=1000,
                 loss=1.0,
                 learning_rate=0.1,
                 wait_s=wait_s,
