@@ -162,12 +162,12 @@ class Seed:
             for place, name in enumerate(SCALES):
                 yield f"{name} {number}", place
 
-    def train(self, name: str) -> None:
-        """Train the networks that are not there yet."""
+    def train(self, name: str, only: list[str] | None = None) -> None:
+        """Train the networks that are not there yet, or only some of them."""
         start = STARTS[name]
         for number, (network, place) in enumerate(self.networks()):
             out = self.folder / name / network.replace(" ", "")
-            if (out / "model.safetensors").exists():
+            if (out / "model.safetensors").exists() or (only and network not in only):
                 continue
             shutil.rmtree(out, ignore_errors=True)  # what was begun and ended is begun anew
             began_s = time.monotonic()
@@ -428,6 +428,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="of images and networks")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
     parser.add_argument("--starts", choices=STARTS, nargs="+", default=list(STARTS))
+    parser.add_argument("--networks", nargs="+", help="to train, such as plain 'low 1'; default: all seven")
     parser.add_argument("--out", type=Path, default=Path(), help="where figures are written")
     parser.add_argument("--epochs", type=int, help="from random weights, in place of 40; for show, too")
     parser.add_argument(
@@ -445,7 +446,7 @@ def main() -> None:
         seed = Seed(arguments.folder, number, arguments.packages)
         for name in arguments.starts:
             if arguments.what == "train":
-                seed.train(name)
+                seed.train(name, arguments.networks)
             else:
                 seed.steps(name)
                 print(number, name, "tested", flush=True)

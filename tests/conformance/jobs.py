@@ -48,6 +48,7 @@ VARIATIONS = [
     "synchronous(compress=one_bit(dense_below=0))",
     "parameter_server(compress=one_bit(dense_below=0))",
     "parameter_server(servers=2, replicas=2, compress=one_bit(dense_below=0))",
+    "downpour(servers=2, replicas=2)",
     "downpour(servers=2, compress=top_k(density=0.2, dense_below=0))",
     "local_sgd(steps=2, compress=top_k(density=0.2, dense_below=0, route=gathered))",
     "d_psgd(compress=top_k(density=0.2, dense_below=0))",

@@ -26,6 +26,7 @@ NEWER = (
     "decoupled_diloco",
     "scaffold",
     "parameter_server(servers=2, replicas=2, compress=one_bit(dense_below=0))",
+    "downpour(servers=2, replicas=2)",
     "downpour(servers=2, compress=top_k(density=0.2, dense_below=0))",
 )
 """Strategies that that version did not have."""

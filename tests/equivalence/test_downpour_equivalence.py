@@ -72,13 +72,13 @@ def by_hand(job, *, n_fetch, n_push, local_rate, warm_start_steps=0, seen=None):
     return server
 
 
-@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("servers", ["servers=1", "servers=3", "servers=3, replicas=2"])
 @pytest.mark.parametrize(
     ("n_fetch", "n_push", "local_rate"), [(1, 1, 1.0), (2, 3, 1.0), (4, 1, 0.5), (3, 4, 0.0)]
 )
 def test_two_workers_by_hand(n_fetch, n_push, local_rate, servers):
     keys = {"n_fetch": n_fetch, "n_push": n_push, "local_rate": local_rate}
-    job = job_of(f"downpour({', '.join(f'{key}={value}' for key, value in keys.items())}, servers={servers})")
+    job = job_of(f"downpour({', '.join(f'{key}={value}' for key, value in keys.items())}, {servers})")
     found = vector_of(simulated(job, UNEVEN).models[0])
     torch.testing.assert_close(found, by_hand(job, **keys), **REORDERED)
 

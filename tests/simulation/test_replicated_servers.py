@@ -34,6 +34,9 @@ SPECS = [
     "backup_workers(servers=2, replicas=2)",
     "dc_asgd(servers=2, replicas=2)",
     "staleness_aware(servers=2, replicas=2)",
+    "downpour(servers=2, replicas=2)",
+    "downpour(servers=3, replicas=2, n_push=2, n_fetch=3)",
+    "downpour(servers=2, replicas=2, n_push=3, compress=top_k(density=0.2, dense_below=0))",
     "parameter_server(servers=2, replicas=2, compress=top_k(density=0.2, dense_below=0))",
     "parameter_server(servers=3, replicas=2, consistency=synchronous, compress=one_bit(dense_below=0))",
 ]
@@ -110,7 +113,7 @@ def test_a_loss_changes_no_bit_of_what_goes_in_step(keys: str, at_s: float) -> N
 
 
 @pytest.mark.parametrize(
-    "spec", ["parameter_server(servers=2, replicas=2, consistency=synchronous)", SPECS[1], SPECS[8]]
+    "spec", ["parameter_server(servers=2, replicas=2, consistency=synchronous)", SPECS[1], SPECS[-1]]
 )
 def test_servers_lost_one_after_the_other_change_no_bit_of_what_goes_in_step(spec: str) -> None:
     optimizer = {"optimizer": "sgd(momentum=0.9)"}

@@ -646,8 +646,9 @@ def _(strategy: Served, conditions: Conditions) -> list[Invariant]:
 @invariants_for.register
 def _(strategy: Downpour, conditions: Conditions) -> list[Invariant]:
     found = [*general(strategy, conditions), Answers(conditions.roles, (Kind.PULL, Kind.FETCH))]
-    exact = strategy.compress is None and conditions.gradient is not None
-    return [*found, Sums(conditions)] if exact else found
+    if strategy.compress is None and conditions.gradient is not None:
+        found.append(Sums(conditions))
+    return found if strategy.replicas == 1 else [OfShards(conditions.roles, found)]
 
 
 @invariants_for.register

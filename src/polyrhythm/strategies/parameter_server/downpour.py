@@ -45,7 +45,7 @@ from torch import Tensor
 from polyrhythm.communication.message import Message
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.parameter_server.composition.served import CompressibleServers
+from polyrhythm.strategies.parameter_server.composition.served import ReplicableServers
 from polyrhythm.strategies.parameter_server.serving.admission import Configuration, admit_push_of_any_step
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
 from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink, OwnModelWorker
@@ -68,7 +68,7 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
 
 
-class Downpour(CompressibleServers):
+class Downpour(ReplicableServers):
     """Workers step on their own, push sums of gradients and fetch parameters, each now and then and without waiting.
 
     Attributes:
@@ -120,7 +120,7 @@ class Downpour(CompressibleServers):
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        return FaultPolicy.independent(workers)
+        return replace(FaultPolicy.independent(workers), holders=self.holders)
 
     def resharding(self, before: int, after: int) -> Resharding:
         return Resharding(
@@ -138,17 +138,11 @@ class Downpour(CompressibleServers):
         )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        pushes = setting.steps or 0
-        if self.compress is None:
-            return SumWorker(setting, self, FreeLink(setting, setting.plan, pushes))
-        from polyrhythm.strategies.parameter_server.serving.compressed import CompressedFreeLink
-
-        return SumWorker(
-            setting, self, CompressedFreeLink(setting, setting.plan, pushes, compressor=self.compress)
-        )
+        return SumWorker(setting, self, self.free_link(setting, setting.plan, setting.steps or 0))
 
     def server(self, setting: ServerSetting) -> ServerPart:
-        return sum_session(setting.roles.workers, self.warm_start_steps, self.session())
+        workers, session = setting.roles.workers, self.session()
+        return self.server_of(setting, lambda shard: sum_session(workers, self.warm_start_steps, session))
 
 
 class SumWorker(OwnModelWorker[FreeLink]):

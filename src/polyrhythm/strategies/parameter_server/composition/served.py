@@ -23,11 +23,13 @@ from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.replication.replicated_server import (
     OverlappedReplicatedPushPull,
+    ReplicatedFreeLink,
     ReplicatedPushPull,
     ReplicatedServer,
 )
 from polyrhythm.strategies.parameter_server.rules.merge_rule import MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink
 from polyrhythm.strategies.parameter_server.serving.push_pull import (
     OverlappedPushPull,
     OverlappingWorker,
@@ -64,11 +66,21 @@ class WithServers(Strategy):
         return Traits(servers=self.servers, shards=self.servers, placement=self.placement)
 
 
-class CompressibleServers(WithServers, Compressible):
-    """A strategy with servers that can compress what workers push and what servers answer."""
+class ReplicableServers(WithServers, Compressible):
+    """A strategy with shards that may be on two servers, and with pushes and answers that may be compressed.
+
+    Attributes:
+        replicas: servers that hold each shard; of two, one may be lost.
+    """
+
+    replicas: int = Field(default=1, ge=1, le=2)
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         super().check(workers, plan)
+        if self.replicas > 1 and self.servers < 2:
+            raise RequestError(
+                "replicas=2 puts every shard on two servers: ask for servers=2, or for replicas=1"
+            )
         if self.compress is not None and self.compress.votes:
             raise RequestError(
                 f"{self.compress.name} is a vote, which an optimizer on servers does not hold: use --strategy "
@@ -100,6 +112,30 @@ class CompressibleServers(WithServers, Compressible):
             decodings=1 + share,
         )
 
+    @property
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        """Servers that hold each shard, for the `FaultPolicy`."""
+        shards = range(self.servers) if self.replicas > 1 else ()
+        return tuple((shard, (shard + 1) % self.servers) for shard in shards)
+
+    def server_of(self, setting: ServerSetting, make: Callable[[int], ServerSession]) -> ServerPart:
+        """Return a server, given the constructor of the session of a shard."""
+        return (
+            make(setting.index)
+            if self.replicas == 1
+            else ReplicatedServer(setting, setting.roles.workers, make)
+        )
+
+    def free_link(self, setting: WorkerSetting, plan: OptimizerPlan, pushes: int) -> FreeLink:
+        """Return a worker's link of pushes that are not answered; `pushes` as in `ServerLink`."""
+        if self.compress is None:
+            return (ReplicatedFreeLink if self.replicas > 1 else FreeLink)(setting, plan, pushes)
+        from polyrhythm.strategies.parameter_server.replication.compressed import CompressedReplicatedFreeLink
+        from polyrhythm.strategies.parameter_server.serving.compressed import CompressedFreeLink
+
+        link = CompressedReplicatedFreeLink if self.replicas > 1 else CompressedFreeLink
+        return link(setting, plan, pushes, compressor=self.compress)
+
     def session(self) -> Callable[..., ServerSession]:
         """Return the constructor of a server's session."""
         if self.compress is None:
@@ -118,11 +154,10 @@ def optimizer_divided(merge: MergeRule, updates: int, *, lockstep: bool) -> str:
     return "sgd(lr=0.2, momentum=0)" if merge.divides and updates > 1 and not lockstep else ""
 
 
-class Served(CompressibleServers, RecutsServers):
+class Served(ReplicableServers, RecutsServers):
     """A strategy of pushes and pulls.
 
     Attributes:
-        replicas: servers that hold each shard; of two, one may be lost.
         eject_after: gradients of a worker in a row that are not finite, after which servers that do not wait for all
             let it go.
         compress: compressor of gradients on the way up, and of parameter changes on the way down; None: none.
@@ -130,7 +165,6 @@ class Served(CompressibleServers, RecutsServers):
             their layer's use; the numbers are the same.
     """
 
-    replicas: int = Field(default=1, ge=1, le=2)
     eject_after: Count = 5
     overlap: bool = True
 
@@ -152,7 +186,7 @@ class Served(CompressibleServers, RecutsServers):
         super().check(workers, plan)
         check_rules(*self.rules(), workers, self.servers)
         if self.replicas > 1:
-            check_replicas(self.rules()[1], self.servers)
+            check_replicas(self.rules()[1])
         if self.compress is not None:
             check_compressed(self.compress, *self.rules())
 
@@ -256,7 +290,7 @@ class Served(CompressibleServers, RecutsServers):
         def make(shard: int) -> ServerSession:
             return shard_session(roles.workers, consistency, handling, roles.servers, shard, session, memory)
 
-        return make(setting.index) if self.replicas == 1 else ReplicatedServer(setting, roles.workers, make)
+        return self.server_of(setting, make)
 
 
 def _scales_parts(consistency: Consistency) -> bool:
@@ -276,9 +310,8 @@ def _faults(strategy: Served, workers: int) -> FaultPolicy:
     lockstep, spares = consistency.in_step(), consistency.spares(workers)
     if lockstep:  # the aggregator needs some of the remaining workers
         spares = min(spares, handling.aggregator.spares(workers))
-    shards = range(strategy.servers) if strategy.replicas > 1 else ()
     common = FaultPolicy(
-        holders=tuple((shard, (shard + 1) % strategy.servers) for shard in shards),
+        holders=strategy.holders,
         skips_not_finite=not (lockstep or handling.aggregator.robust),
     )
     if spares <= 0:
@@ -313,10 +346,8 @@ def check_compressed(compressor: Compressor, consistency: Consistency, handling:
         )
 
 
-def check_replicas(handling: Handling, servers: int) -> None:
+def check_replicas(handling: Handling) -> None:
     """Raise `RequestError` where shards cannot be on two servers."""
-    if servers < 2:
-        raise RequestError("replicas=2 puts every shard on two servers: ask for servers=2, or for replicas=1")
     if handling.aggregator.whole:
         raise RequestError(
             f"{handling.aggregator} compares whole gradients, for which servers wait for each other: use replicas=1"

@@ -367,24 +367,20 @@ class CompressedSession(ServerSession):
         super().load_state(self._take_known(state))
 
     def exact_state(self) -> State:
-        tensors, facts = self._with_known(super().exact_state())
+        tensors, facts = self._with_known(super().exact_state(), apart=True)
         return tensors, facts | {"whole": sorted(self._asking)}
 
     def load_exact_state(self, state: State) -> None:
         super().load_exact_state(self._take_known(state))
         self._asking = set(state[1]["whole"])
 
-    def _with_known(self, state: State) -> State:
-        """Return a state, and what pushers hold."""
+    def _with_known(self, state: State, *, apart: bool = False) -> State:
+        """Return a state, and what pushers hold: the same vector once, or `apart`, that of every rank."""
         tensors, facts = state
-        vectors: list[Tensor] = []
-        places = {}
-        for rank, held in self._held_by.items():
-            same = next((number for number, other in enumerate(vectors) if other is held), len(vectors))
-            if same == len(vectors):
-                vectors.append(held)
-            places[str(rank)] = same
-        kept = {f"{_KNOWN}{number}": held for number, held in enumerate(vectors)}
+        first: dict[int, int] = {}
+        held_by = self._held_by.items()
+        places = {str(rank): rank if apart else first.setdefault(id(held), rank) for rank, held in held_by}
+        kept = {f"{_KNOWN}{rank}": self._held_by[rank] for rank in places.values()}
         for rank, factors in self._factors.items():
             kept |= {f"{_KNOWN}of.{rank}.{name}": value for name, value in factors.items()}
         layout = None if self._layout is None else self._layout.to_json()
@@ -397,12 +393,14 @@ class CompressedSession(ServerSession):
         if stated is not None and stated[_LAYOUT] is not None:
             self._layout = Layout.from_json(stated[_LAYOUT])
             if self._layout.size == len(tensors["values"]):  # else the shards were others
-                vectors = {
-                    number: tensors[f"{_KNOWN}{number}"].clone() for number in set(stated["places"].values())
-                }
+                found = {number: tensors[f"{_KNOWN}{number}"] for number in set(stated["places"].values())}
+                copies = {id(held): held.clone() for held in found.values()}
+                vectors = {number: copies[id(held)] for number, held in found.items()}
                 self._held_by = {int(rank): vectors[number] for rank, number in stated["places"].items()}
                 self._factors = {
-                    rank: found for rank in self._held_by if (found := below(f"{_KNOWN}of.{rank}.", tensors))
+                    rank: factors
+                    for rank in self._held_by
+                    if (factors := below(f"{_KNOWN}of.{rank}.", tensors))
                 }
         rest = without(_KNOWN, tensors)
         return rest, {name: value for name, value in facts.items() if name != "compression"}

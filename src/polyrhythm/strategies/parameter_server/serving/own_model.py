@@ -67,6 +67,9 @@ class OwnModelWorker(WorkerPart, Generic[Link]):
         self._done = step
         return step
 
+    def check_servers(self) -> None:
+        self._link.check_losses()
+
     def present(self) -> Tensor | None:
         return self._link.pull_whole()[0] if self._rank == 0 else None
 
