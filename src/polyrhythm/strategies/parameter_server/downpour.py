@@ -292,7 +292,8 @@ class SumGate(Gate):
         self._warm_start_steps = min(self._warm_start_steps, steps)
 
     def ask(self, pusher: int, step: int) -> Decision:
-        self._waiting.append(pusher)
+        if pusher not in self._waiting:
+            self._waiting.append(pusher)
         return Decision(answer=self._free())
 
     def fetch(self, pusher: int) -> Decision:
