@@ -42,8 +42,9 @@ Claims, tables, figures and methods of the four papers that the library implemen
 *Given*: the simulator was calibrated on this figure. Commands print ours again, or train with the method; seconds of
 simulations are virtual. Accuracies after an epoch of Fashion-MNIST are those of `benchmarks/first-epoch`.
 
-`make papers` repeats all pages in virtual time, and a test a sample of them. Figures without gradients have the same
-digits on every machine; accuracies vary with the processor, within their spread over seeds.
+`make papers` repeats all pages in virtual time, and a test a sample of them. Figures without gradients are the same to
+the printed digit (`benchmarks/bsc-tables` names an exception); accuracies vary with the processor, within their spread
+over seeds.
 
 """
 PAPERS_COLUMNS = ("claim", "command", "paper", "ours", "note")
