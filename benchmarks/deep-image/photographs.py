@@ -162,12 +162,12 @@ class Seed:
             for place, name in enumerate(SCALES):
                 yield f"{name} {number}", place
 
-    def train(self, name: str) -> None:
-        """Train the networks that are not there yet."""
+    def train(self, name: str, only: list[str] | None = None) -> None:
+        """Train the networks that are not there yet, or only some of them."""
         start = STARTS[name]
         for number, (network, place) in enumerate(self.networks()):
             out = self.folder / name / network.replace(" ", "")
-            if (out / "model.safetensors").exists():
+            if (out / "model.safetensors").exists() or (only and network not in only):
                 continue
             shutil.rmtree(out, ignore_errors=True)  # what was begun and ended is begun anew
             began_s = time.monotonic()
@@ -255,20 +255,20 @@ def errors(seeds: list[Seed], name: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _interval(each: dict[str, Any], sign: str = "") -> str:
+    return f"{each['mean']:{sign}.1f}" + ("" if each["half"] is None else f" ± {each['half']:.1f}")
+
+
 def table(found: dict[str, dict[str, Any]]) -> str:
     """Return the errors as Markdown."""
-
-    def interval(each: dict[str, Any], sign: str = "") -> str:
-        return f"{each['mean']:{sign}.1f}" + ("" if each["half"] is None else f" ± {each['half']:.1f}")
-
     lines = ["| | test error, % | each seed | than the row above |", "|---|---|---|---|"]
     for step, each in found.items():
         change = each.get("change")
-        text = "" if change is None else interval(change, "+")
+        text = "" if change is None else _interval(change, "+")
         if change is not None and change["half"] is not None and abs(change["mean"]) > change["half"]:
             text = f"**{text}**"
         values = ", ".join(f"{value:.1f}" for value in each["each"])
-        lines.append(f"| {step} | {interval(each)} | {values} | {text} |")
+        lines.append(f"| {step} | {_interval(each)} | {values} | {text} |")
     return "\n".join(lines)
 
 
@@ -338,7 +338,7 @@ def show(seeds: list[Seed], out: Path, *, other_conditions: bool) -> None:
             facts[name], part = _shown(having, name, out)
             text.append(part)
     if other_conditions:
-        facts["conditions"], part = _conditions(first, out)
+        facts["conditions"], part = _conditions(seeds, out)
         text.append(part)
     (out / "photographs.json").write_text(json.dumps(facts, indent=1) + "\n")
     (out / "photographs.md").write_text("\n".join(text))
@@ -388,32 +388,43 @@ none for three of large ones, and {sharper["lost"]} are new.
     return {"seeds": [seed.seed for seed in seeds], "test_error_percent": found, "cases": cases}, part
 
 
-def _conditions(seed: Seed, out: Path) -> tuple[dict[str, dict[str, float]], str]:
-    """Test under other conditions than those of training; return the errors in percent, and a part of the page."""
+def _conditions(seeds: list[Seed], out: Path) -> tuple[dict[str, dict[str, Any]], str]:
+    """Test under other conditions than those of training; return the errors in percent, and a part of the page.
+
+    Six models are those of the first seed.
+    """
     six = [f"{scale} {n + 1}" for scale in SCALES for n in range(MEMBERS)]
-    shown, found = {}, {}
-    for name, files in conditions(seed.files, seed.folder / "conditions").items():
-        ways = {
-            "plain": seed.seen("random", "plain", "one", files),
-            "augmented": seed.seen("random", "low 1", "one", files),
-            "six models": seed.together("random", six, "flipped", files),
+    shown, found, rows = {}, {}, []
+    changed = [conditions(seed.files, seed.folder / "conditions") for seed in seeds]
+    for name, files in changed[0].items():
+        said = {
+            way: [
+                seed.seen("random", network, "one", of[name]) for seed, of in zip(seeds, changed, strict=True)
+            ]
+            for way, network in (("plain", "plain"), ("augmented", "low 1"))
+        } | {"six models": [seeds[0].together("random", six, "flipped", files)]}
+        errors = {
+            way: [seed.error(each) for seed, each in zip(seeds, of_seeds, strict=False)]
+            for way, of_seeds in said.items()
         }
-        found[name] = {way: round(seed.error(said), 1) for way, said in ways.items()}
-        shown[name] = (files, ways)
-    write_conditions(out / "other-conditions.svg", shown, (seed.truth, seed.classes))
-    rows = "\n".join(f"| {name} | {' | '.join(map(str, each.values()))} |" for name, each in found.items())
+        changes = [after - before for before, after in zip(errors["plain"], errors["augmented"], strict=True)]
+        found[name] = {way: summary(each) for way, each in {**errors, "change": changes}.items()}
+        shown[name] = (files, {way: of_seeds[0] for way, of_seeds in said.items()})
+        rows.append(f"| {name} | {' | '.join(map(_interval, found[name].values()))} |")
+    write_conditions(out / "other-conditions.svg", shown, (seeds[0].truth, seeds[0].classes))
+    numbers = ", ".join(str(seed.seed) for seed in seeds)
     return (
         found,
         f"""## Under other conditions
 
-From random weights, seed {seed.seed}; test errors in percent where images are taken otherwise than those that were
-learned (figure 9):
+From random weights; test errors in percent where images are taken otherwise than those that were learned (figure 9).
+Plain and augmented networks of seeds {numbers}; six models, with dense testing and flips, of seed {seeds[0].seed}:
 
-| | plain | augmented | six models, dense and flips |
-|---|---|---|---|
-{rows}
+| | plain | augmented | six models | augmented less plain |
+|---|---|---|---|---|
+{chr(10).join(rows)}
 
-Four images of those that six models have right most often and the plain network least:
+Four images of seed {seeds[0].seed}, those that six models have right most often and the plain network least:
 
 ![other conditions](other-conditions.svg)
 """,
@@ -428,6 +439,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="of images and networks")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
     parser.add_argument("--starts", choices=STARTS, nargs="+", default=list(STARTS))
+    parser.add_argument("--networks", nargs="+", help="to train, such as plain 'low 1'; default: all seven")
     parser.add_argument("--out", type=Path, default=Path(), help="where figures are written")
     parser.add_argument("--epochs", type=int, help="from random weights, in place of 40; for show, too")
     parser.add_argument(
@@ -445,7 +457,7 @@ def main() -> None:
         seed = Seed(arguments.folder, number, arguments.packages)
         for name in arguments.starts:
             if arguments.what == "train":
-                seed.train(name)
+                seed.train(name, arguments.networks)
             else:
                 seed.steps(name)
                 print(number, name, "tested", flush=True)

@@ -192,9 +192,17 @@ def elastic(strategy, workers, size, buckets, steps):
 
 def downpour(strategy, workers, size, buckets, steps):
     message = PARAMETERS * size + strategy.servers * HEADER
+    if strategy.compress is not None:
+        made, dtype = strategy.compress, torch.float32 if size == 4 else torch.float64
+        layout = Layout.of([(5, 16), (5,), (3, 5), (3,)], made)
+        cut = [layout.part(made, part.start, part.stop) for part in shards(PARAMETERS, strategy.servers)]
+        message = sum(part.nbytes(made, dtype) + HEADER for part in cut)
     pushes = sum(step % strategy.n_push == 0 or step + 1 == steps for step in range(steps))
-    fetches = steps // strategy.n_fetch
-    return workers * (pushes * message + fetches * (message + strategy.servers * HEADER))
+    fetches, headers = steps // strategy.n_fetch, strategy.servers * HEADER
+    relayed = (
+        pushes * (message + 2 * headers) + fetches * 3 * headers
+    )  # whose it is, itself, its acknowledgement
+    return workers * (pushes * message + fetches * (message + headers) + (strategy.replicas - 1) * relayed)
 
 
 def decoupled_diloco(strategy, workers, size, buckets, steps):

@@ -21,7 +21,14 @@ from polyrhythm.roles.job import Job
 
 WORKERS = 3
 ARCHIVE = Path(__file__).with_name("checkpoints-0.1.tar.xz")
-NEWER = ("admm", "decoupled_diloco", "scaffold")
+NEWER = (
+    "admm",
+    "decoupled_diloco",
+    "scaffold",
+    "parameter_server(servers=2, replicas=2, compress=one_bit(dense_below=0))",
+    "downpour(servers=2, replicas=2)",
+    "downpour(servers=2, compress=top_k(density=0.2, dense_below=0))",
+)
 """Strategies that that version did not have."""
 SPECS = [spec for spec in strategies() if spec not in NEWER]
 STOPPED_S = 0.047

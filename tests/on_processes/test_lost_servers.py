@@ -66,8 +66,9 @@ def count_of(command: Started, kind: type[Event]) -> int:
     return sum(isinstance(event, kind) for event in read_events(command.run / "events.jsonl"))
 
 
-def test_a_killed_server_is_done_without_and_nothing_is_lost(start: Starter) -> None:
-    command = start("--strategy", ON_TWO, "--restarts", "0")
+@pytest.mark.parametrize("strategy", [ON_TWO, f"downpour(servers={SERVERS}, replicas=2)"])
+def test_a_killed_server_is_done_without_and_nothing_is_lost(start: Starter, strategy: str) -> None:
+    command = start("--strategy", strategy, "--restarts", "0")
     command.wait_for(in_epoch(1))
     os.kill(ranks_of(command)[WORKERS], signal.SIGKILL)
     killed_at_s, before = time.monotonic(), [steps_of(command, worker) for worker in range(WORKERS)]
@@ -90,8 +91,11 @@ def test_a_killed_server_is_done_without_and_nothing_is_lost(start: Starter) -> 
     )
 
 
-def test_a_killed_server_is_started_again_and_then_the_other_may_be_lost(start: Starter) -> None:
-    command = start("--strategy", ON_TWO)
+@pytest.mark.parametrize("strategy", [ON_TWO, f"downpour(servers={SERVERS}, replicas=2)"])
+def test_a_killed_server_is_started_again_and_then_the_other_may_be_lost(
+    start: Starter, strategy: str
+) -> None:
+    command = start("--strategy", strategy)
     command.wait_for(in_epoch(1))
     # Server 0, server 1, and the successor of server 0: a successor is the last process.
     for joined in range(3):

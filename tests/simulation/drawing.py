@@ -65,7 +65,7 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     "dc_asgd": _SERVED | {"variant": ["a", "c"], "m": [0.0, 0.5]},
     "decoupled_diloco": _SERVERS | {"steps": [3, 4], "quorum": [1]},
     "diloco": {"steps": [1, 2, 3], "outer": ["sgd(lr=0.5, momentum=0)", "adam(lr=0.01)"]},
-    "downpour": _SERVERS
+    "downpour": _SERVED
     | {"n_fetch": [1, 2, 3], "n_push": [1, 2, 3], "local_rate": [0.0, 0.5], "warm_start_steps": [3]},
     "eamsgd": _ELASTIC | {"delta": [0.0, 0.5]},
     "easgd": _ELASTIC,

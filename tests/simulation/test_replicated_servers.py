@@ -34,6 +34,11 @@ SPECS = [
     "backup_workers(servers=2, replicas=2)",
     "dc_asgd(servers=2, replicas=2)",
     "staleness_aware(servers=2, replicas=2)",
+    "downpour(servers=2, replicas=2)",
+    "downpour(servers=3, replicas=2, n_push=2, n_fetch=3)",
+    "downpour(servers=2, replicas=2, n_push=3, compress=top_k(density=0.2, dense_below=0))",
+    "parameter_server(servers=2, replicas=2, compress=top_k(density=0.2, dense_below=0))",
+    "parameter_server(servers=3, replicas=2, consistency=synchronous, compress=one_bit(dense_below=0))",
 ]
 
 
@@ -96,9 +101,11 @@ def test_a_run_goes_on_whenever_a_server_dies(at_s: float, victim: int) -> None:
 
 
 @pytest.mark.parametrize("at_s", MOMENTS[::4])
-@pytest.mark.parametrize("servers", [2, 3])
-def test_a_loss_changes_no_bit_of_what_goes_in_step(servers: int, at_s: float) -> None:
-    plain = f"parameter_server(servers={servers}, consistency=synchronous"
+@pytest.mark.parametrize(
+    "keys", ["servers=2", "servers=3", "servers=2, compress=top_k(density=0.2, dense_below=0)"]
+)
+def test_a_loss_changes_no_bit_of_what_goes_in_step(keys: str, at_s: float) -> None:
+    plain = f"parameter_server({keys}, consistency=synchronous"
     optimizer = {"optimizer": "sgd(momentum=0.9)"}
     expected = result_of(events_of(job_of(f"{plain})", **optimizer)))["parameters_sha256"]
     found = events_of(job_of(f"{plain}, replicas=2)", **optimizer), [(at_s, WORKERS)])
@@ -106,7 +113,7 @@ def test_a_loss_changes_no_bit_of_what_goes_in_step(servers: int, at_s: float) -
 
 
 @pytest.mark.parametrize(
-    "spec", ["parameter_server(servers=2, replicas=2, consistency=synchronous)", SPECS[1]]
+    "spec", ["parameter_server(servers=2, replicas=2, consistency=synchronous)", SPECS[1], SPECS[-1]]
 )
 def test_servers_lost_one_after_the_other_change_no_bit_of_what_goes_in_step(spec: str) -> None:
     optimizer = {"optimizer": "sgd(momentum=0.9)"}

@@ -626,9 +626,12 @@ def _(strategy: ADPSGD, conditions: Conditions) -> list[Invariant]:
 @invariants_for.register
 def _(strategy: Served, conditions: Conditions) -> list[Invariant]:
     consistency, handling = strategy.rules()
-    pushers = strategy.traits(len(conditions.roles.workers)).pushers(conditions.roles)
+    traits = strategy.traits(len(conditions.roles.workers))
+    pushers = traits.pushers(conditions.roles)
     in_step = consistency.in_step()
     found = general(strategy, conditions)
+    if not traits.exact_sums:
+        conditions = replace(conditions, gradient=None)
     found += serving_invariants(conditions, pushers, consistency, handling, in_step=in_step)
     if in_step and strategy.overlaps and conditions.buckets > 1:
         known = conditions if adds_up(handling) else replace(conditions, gradient=None)
@@ -643,7 +646,9 @@ def _(strategy: Served, conditions: Conditions) -> list[Invariant]:
 @invariants_for.register
 def _(strategy: Downpour, conditions: Conditions) -> list[Invariant]:
     found = [*general(strategy, conditions), Answers(conditions.roles, (Kind.PULL, Kind.FETCH))]
-    return found if conditions.gradient is None else [*found, Sums(conditions)]
+    if strategy.compress is None and conditions.gradient is not None:
+        found.append(Sums(conditions))
+    return found if strategy.replicas == 1 else [OfShards(conditions.roles, found)]
 
 
 @invariants_for.register

@@ -15,7 +15,8 @@ is 0.0225 over their number. Adagrad's steps only shrink, so that larger network
 small ones need one: with 3 workers `lenet5` reaches a test accuracy of 0.70 on Fashion-MNIST in its first
 epoch and 0.77 in its third, and with smaller rates 0.77 in the first (`benchmarks/first-epoch`).
 
-Departure from the paper: the rest of the sum is pushed at the end.
+Departure from the paper: the rest of the sum is pushed at the end. Compressed, a push has the compression error of
+those before, and a fetch brings the difference to the parameters that this worker fetched before.
 
 Messages, and when they travel:
 
@@ -33,7 +34,7 @@ servers' parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -42,8 +43,9 @@ from pydantic import Field
 from torch import Tensor
 
 from polyrhythm.communication.message import Message
+from polyrhythm.errors import RequestError
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.parameter_server.composition.served import WithServers
+from polyrhythm.strategies.parameter_server.composition.served import ReplicableServers
 from polyrhythm.strategies.parameter_server.serving.admission import Configuration, admit_push_of_any_step
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
 from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink, OwnModelWorker
@@ -59,14 +61,14 @@ from polyrhythm.strategies.resharding import (
     steps_of_servers,
 )
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import OWN, StateField, reset
+from polyrhythm.strategies.state import OWN, Part, StateField, reset
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
 
 
-class Downpour(WithServers):
+class Downpour(ReplicableServers):
     """Workers step on their own, push sums of gradients and fetch parameters, each now and then and without waiting.
 
     Attributes:
@@ -75,6 +77,7 @@ class Downpour(WithServers):
         local_rate: local rate of a worker's own steps, as a multiple of the run's learning rate; 0: they wait
             for the servers'.
         warm_start_steps: warm-start steps that worker 0 takes before the others begin.
+        compress: compressor of pushed sums, and of parameter changes on the way down; None: none.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -86,14 +89,19 @@ class Downpour(WithServers):
         use_it="slow networks, with transfers hidden behind compute; gradients are late, which must be acceptable",
         when_a_worker_dies=("the others continue, and a replacement takes over the remaining steps"),
     )
-    why_not_compressed: ClassVar[str] = (
-        "a worker continues with parameters of its own, which servers do not know: use parameter_server"
-    )
 
     n_fetch: Count = 1
     n_push: Count = 1
     local_rate: NonNegative = 1.0
     warm_start_steps: int = Field(default=0, ge=0)
+
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
+        super().check(workers, plan)
+        if self.compress is not None and self.compress.from_passes:
+            raise RequestError(
+                f"{self.compress.name} are of one backward pass, and a push is a sum: use another compressor, such as "
+                "top_k, or parameter_server"
+            )
 
     def traits(self, workers: int) -> Traits:
         return replace(
@@ -107,10 +115,12 @@ class Downpour(WithServers):
             rate_divisor=workers,
             optimizer=f"downpour_adagrad(lr={0.0225 / workers:.3g})",
             plain_alone=False,
+            exact_sums=self.compress is None,
+            sends_by_value=self.compress is not None and self.compress.by_value,
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        return FaultPolicy.independent(workers)
+        return replace(FaultPolicy.independent(workers), holders=self.holders)
 
     def resharding(self, before: int, after: int) -> Resharding:
         return Resharding(
@@ -128,10 +138,11 @@ class Downpour(WithServers):
         )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        return SumWorker(setting, self)
+        return SumWorker(setting, self, self.free_link(setting, setting.plan, setting.steps or 0))
 
     def server(self, setting: ServerSetting) -> ServerPart:
-        return sum_session(setting.roles.workers, self.warm_start_steps)
+        workers, session = setting.roles.workers, self.session()
+        return self.server_of(setting, lambda shard: sum_session(workers, self.warm_start_steps, session))
 
 
 class SumWorker(OwnModelWorker[FreeLink]):
@@ -144,10 +155,11 @@ class SumWorker(OwnModelWorker[FreeLink]):
         StateField("pushed", int, reset(lambda start: start.step, "worker")),
         StateField("versions", list[int], OWN, at="_link._versions"),
         *OwnModelWorker.fields,
+        StateField("", Part, OWN, at="_link"),
     )
 
-    def __init__(self, setting: WorkerSetting, rhythm: Downpour) -> None:
-        super().__init__(setting, FreeLink(setting, setting.plan, setting.steps or 0))
+    def __init__(self, setting: WorkerSetting, rhythm: Downpour, link: FreeLink) -> None:
+        super().__init__(setting, link)
         self._rhythm = rhythm
         self._steps = setting.steps
         self._local = _plain_sgd(setting.plan).build(setting.flat.vector)
@@ -223,9 +235,13 @@ def _plain_sgd(plan: OptimizerPlan) -> OptimizerPlan:
     return replace(plan, kind="SGD", spans=spans)
 
 
-def sum_session(workers: tuple[int, ...], warm_start_steps: int) -> ServerSession:
+def sum_session(
+    workers: tuple[int, ...],
+    warm_start_steps: int,
+    session: Callable[..., ServerSession] = ServerSession,
+) -> ServerSession:
     """Make the server of a shard that takes sums; `warm_start_steps` are rank 0's; it may take fewer in all."""
-    return ServerSession(workers, SumRule(SumGate(warm_start_steps)))
+    return session(workers, SumRule(SumGate(warm_start_steps)))
 
 
 class SumRule(OptimizedRule):
@@ -276,7 +292,8 @@ class SumGate(Gate):
         self._warm_start_steps = min(self._warm_start_steps, steps)
 
     def ask(self, pusher: int, step: int) -> Decision:
-        self._waiting.append(pusher)
+        if pusher not in self._waiting:
+            self._waiting.append(pusher)
         return Decision(answer=self._free())
 
     def fetch(self, pusher: int) -> Decision:

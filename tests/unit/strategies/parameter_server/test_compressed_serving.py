@@ -251,7 +251,6 @@ def test_at_full_density_servers_do_what_they_do_uncompressed(consistency, serve
         ),
         ("dc_asgd(compress=top_k)", "workers hold another vector"),
         ("backup_workers(compress=top_k)", "drops late gradients"),
-        ("parameter_server(servers=2, replicas=2, compress=top_k)", "compress needs replicas=1"),
         ("ssp(compress=top_k)", "without cached_reads"),
     ],
 )

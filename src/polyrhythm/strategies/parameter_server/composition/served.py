@@ -23,11 +23,13 @@ from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.replication.replicated_server import (
     OverlappedReplicatedPushPull,
+    ReplicatedFreeLink,
     ReplicatedPushPull,
     ReplicatedServer,
 )
 from polyrhythm.strategies.parameter_server.rules.merge_rule import MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink
 from polyrhythm.strategies.parameter_server.serving.push_pull import (
     OverlappedPushPull,
     OverlappingWorker,
@@ -64,47 +66,26 @@ class WithServers(Strategy):
         return Traits(servers=self.servers, shards=self.servers, placement=self.placement)
 
 
-def optimizer_divided(merge: MergeRule, updates: int, *, lockstep: bool) -> str:
-    """Return the spec of the default optimizer of asynchronous servers with a rule that divides the learning rate.
-
-    Stale gradients need a low learning rate and no momentum (`benchmarks/asynchrony`): with N workers, the rule makes
-    0.2 about 0.2 / (N - 1). Empty: the default of the other strategies.
-    """
-    return "sgd(lr=0.2, momentum=0)" if merge.divides and updates > 1 and not lockstep else ""
-
-
-class Served(WithServers, Compressible, RecutsServers):
-    """A strategy of pushes and pulls.
+class ReplicableServers(WithServers, Compressible):
+    """A strategy with shards that may be on two servers, and with pushes and answers that may be compressed.
 
     Attributes:
         replicas: servers that hold each shard; of two, one may be lost.
-        eject_after: gradients of a worker in a row that are not finite, after which servers that do not wait for all
-            let it go.
-        compress: compressor of gradients on the way up, and of parameter changes on the way down; None: none.
-        overlap: whether gradients are pushed during the backward pass, and parameters awaited just before
-            their layer's use; the numbers are the same.
     """
 
     replicas: int = Field(default=1, ge=1, le=2)
-    eject_after: Count = 5
-    overlap: bool = True
-
-    def rules(self) -> tuple[Consistency, Handling]:
-        """Return the consistency model, merge rule and aggregator that it is composed of."""
-        raise NotImplementedError
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether pushes and pulls travel in parts, where there is more than one bucket."""
-        return self.overlap and (self.compress is None or self.compress.works_in_parts)
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         super().check(workers, plan)
-        check_rules(*self.rules(), workers, self.servers)
-        if self.replicas > 1:
-            check_replicas(self.rules()[1], self.servers)
-        if self.compress is not None:
-            check_compressed(self.compress, *self.rules(), self.replicas)
+        if self.replicas > 1 and self.servers < 2:
+            raise RequestError(
+                "replicas=2 puts every shard on two servers: ask for servers=2, or for replicas=1"
+            )
+        if self.compress is not None and self.compress.votes:
+            raise RequestError(
+                f"{self.compress.name} is a vote, which an optimizer on servers does not hold: use --strategy "
+                "synchronous, or one_bit"
+            )
 
     def check_model(self, flat: FlatParameters) -> None:
         """Refuse a compressor that has nothing left to do where servers cut the layers."""
@@ -130,6 +111,84 @@ class Served(WithServers, Compressible, RecutsServers):
             encodings=1 + 1 / self.servers,
             decodings=1 + share,
         )
+
+    @property
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        """Servers that hold each shard, for the `FaultPolicy`."""
+        shards = range(self.servers) if self.replicas > 1 else ()
+        return tuple((shard, (shard + 1) % self.servers) for shard in shards)
+
+    def server_of(self, setting: ServerSetting, make: Callable[[int], ServerSession]) -> ServerPart:
+        """Return a server, given the constructor of the session of a shard."""
+        return (
+            make(setting.index)
+            if self.replicas == 1
+            else ReplicatedServer(setting, setting.roles.workers, make)
+        )
+
+    def free_link(self, setting: WorkerSetting, plan: OptimizerPlan, pushes: int) -> FreeLink:
+        """Return a worker's link of pushes that are not answered; `pushes` as in `ServerLink`."""
+        if self.compress is None:
+            return (ReplicatedFreeLink if self.replicas > 1 else FreeLink)(setting, plan, pushes)
+        from polyrhythm.strategies.parameter_server.replication.compressed import CompressedReplicatedFreeLink
+        from polyrhythm.strategies.parameter_server.serving.compressed import CompressedFreeLink
+
+        link = CompressedReplicatedFreeLink if self.replicas > 1 else CompressedFreeLink
+        return link(setting, plan, pushes, compressor=self.compress)
+
+    def session(self) -> Callable[..., ServerSession]:
+        """Return the constructor of a server's session."""
+        if self.compress is None:
+            return ServerSession
+        from polyrhythm.strategies.parameter_server.serving.compressed import compressed_session
+
+        return compressed_session(self.compress)
+
+
+def optimizer_divided(merge: MergeRule, updates: int, *, lockstep: bool) -> str:
+    """Return the spec of the default optimizer of asynchronous servers with a rule that divides the learning rate.
+
+    Stale gradients need a low learning rate and no momentum (`benchmarks/asynchrony`): with N workers, the rule makes
+    0.2 about 0.2 / (N - 1). Empty: the default of the other strategies.
+    """
+    return "sgd(lr=0.2, momentum=0)" if merge.divides and updates > 1 and not lockstep else ""
+
+
+class Served(ReplicableServers, RecutsServers):
+    """A strategy of pushes and pulls.
+
+    Attributes:
+        eject_after: gradients of a worker in a row that are not finite, after which servers that do not wait for all
+            let it go.
+        compress: compressor of gradients on the way up, and of parameter changes on the way down; None: none.
+        overlap: whether gradients are pushed during the backward pass, and parameters awaited just before
+            their layer's use; the numbers are the same.
+    """
+
+    eject_after: Count = 5
+    overlap: bool = True
+
+    def rules(self) -> tuple[Consistency, Handling]:
+        """Return the consistency model, merge rule and aggregator that it is composed of."""
+        raise NotImplementedError
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether pushes and pulls travel in parts, where there is more than one bucket.
+
+        Compressed ones of replicated shards do not: a second server could not repeat a part of a difference.
+        """
+        return self.overlap and (
+            self.compress is None or (self.compress.works_in_parts and self.replicas == 1)
+        )
+
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
+        super().check(workers, plan)
+        check_rules(*self.rules(), workers, self.servers)
+        if self.replicas > 1:
+            check_replicas(self.rules()[1])
+        if self.compress is not None:
+            check_compressed(self.compress, *self.rules())
 
     def continues_from(self, before: Strategy) -> bool:
         """Return whether only servers differ: their number, their replicas, and where they run."""
@@ -206,12 +265,16 @@ class Served(WithServers, Compressible, RecutsServers):
     def _link(self, setting: WorkerSetting, *, in_parts: bool) -> PushPull:
         """Return a worker's way to the servers."""
         if self.compress is not None:
-            from polyrhythm.strategies.parameter_server.serving.compressed import (  # no other run pays for it
-                CompressedPushPull,
-                OverlappedCompressedPushPull,
+            from polyrhythm.strategies.parameter_server.replication.compressed import (
+                CompressedReplicatedPushPull,
             )
+            from polyrhythm.strategies.parameter_server.serving import compressed  # no other run pays for it
 
-            return (OverlappedCompressedPushPull if in_parts else CompressedPushPull)(setting, self.compress)
+            if self.replicas > 1:
+                return CompressedReplicatedPushPull(setting, compressor=self.compress)
+            if in_parts:
+                return compressed.OverlappedCompressedPushPull(setting, self.compress)
+            return compressed.CompressedPushPull(setting, compressor=self.compress)
         if self.replicas > 1:
             return (OverlappedReplicatedPushPull if in_parts else ReplicatedPushPull)(setting)
         return (OverlappedPushPull if in_parts else PushPull)(setting)
@@ -221,17 +284,13 @@ class Served(WithServers, Compressible, RecutsServers):
         consistency, handling = self.rules()
         handling = replace(handling, eject_after=self.eject_after, finite=setting.finite)
 
-        session: Callable[..., ServerSession] = ServerSession
-        if self.compress is not None:
-            from polyrhythm.strategies.parameter_server.serving.compressed import compressed_session
-
-            session = compressed_session(self.compress)
+        session = self.session()
         memory = setting.memory if self._sends_as_it_lies else None
 
         def make(shard: int) -> ServerSession:
             return shard_session(roles.workers, consistency, handling, roles.servers, shard, session, memory)
 
-        return make(setting.index) if self.replicas == 1 else ReplicatedServer(setting, roles.workers, make)
+        return self.server_of(setting, make)
 
 
 def _scales_parts(consistency: Consistency) -> bool:
@@ -251,9 +310,8 @@ def _faults(strategy: Served, workers: int) -> FaultPolicy:
     lockstep, spares = consistency.in_step(), consistency.spares(workers)
     if lockstep:  # the aggregator needs some of the remaining workers
         spares = min(spares, handling.aggregator.spares(workers))
-    shards = range(strategy.servers) if strategy.replicas > 1 else ()
     common = FaultPolicy(
-        holders=tuple((shard, (shard + 1) % strategy.servers) for shard in shards),
+        holders=strategy.holders,
         skips_not_finite=not (lockstep or handling.aggregator.robust),
     )
     if spares <= 0:
@@ -262,15 +320,9 @@ def _faults(strategy: Served, workers: int) -> FaultPolicy:
     return replace(common, worker=OnLoss.GO_ON, leader=True, spares=spares, rejoin=rejoin)
 
 
-def check_compressed(
-    compressor: Compressor, consistency: Consistency, handling: Handling, replicas: int
-) -> None:
+def check_compressed(compressor: Compressor, consistency: Consistency, handling: Handling) -> None:
     """Raise `RequestError` where servers cannot work with what is compressed."""
     name = compressor.name
-    if compressor.votes:
-        raise RequestError(
-            f"{name} is a vote, which an optimizer on servers does not hold: use --strategy synchronous, or one_bit"
-        )
     if handling.aggregator.robust:
         raise RequestError(
             f"{handling.aggregator} compares gradients, which are others after {name}: use aggregator=weighted_mean, "
@@ -292,14 +344,10 @@ def check_compressed(
             f"{consistency} drops late gradients, and with them what {name} had kept back for them: use an unbiased "
             "compressor, such as qsgd, or another consistency"
         )
-    if replicas > 1:
-        raise RequestError("compress needs replicas=1: a second server would not know what workers hold")
 
 
-def check_replicas(handling: Handling, servers: int) -> None:
+def check_replicas(handling: Handling) -> None:
     """Raise `RequestError` where shards cannot be on two servers."""
-    if servers < 2:
-        raise RequestError("replicas=2 puts every shard on two servers: ask for servers=2, or for replicas=1")
     if handling.aggregator.whole:
         raise RequestError(
             f"{handling.aggregator} compares whole gradients, for which servers wait for each other: use replicas=1"

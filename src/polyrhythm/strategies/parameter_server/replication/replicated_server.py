@@ -20,7 +20,8 @@ One of the two copies of a shard leads, and the other follows (`ShardCopy`):
 The leading copy takes the pushers' requests, and releases its answers when the other has the entry too. When
 it is lost, the other leads. A replacement of the lost server receives the copy as it is then, in one message,
 and follows: so either may be lost later, as long as the other is whole. `Requests` has every pusher's last
-request, so that a repeated request is answered, and not executed twice.
+request, so that a repeated request is answered, and not executed twice. Pushes that are not answered are
+repeated from the last one that an answer to a fetch has confirmed.
 
 An entry of a shard's log is a message of a pusher, or the notice of its loss, and what became of it. Both
 servers of a shard take the same entries in the same order. A server is nothing but what it makes of them, so
@@ -52,8 +53,9 @@ from polyrhythm.communication.message import (
 )
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, payload
+from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink
 from polyrhythm.strategies.parameter_server.serving.parts import PushParts
-from polyrhythm.strategies.parameter_server.serving.push_pull import OverlappedPushPull, PushPull
+from polyrhythm.strategies.parameter_server.serving.push_pull import OverlappedPushPull, PushPull, ServerLink
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.server_part import ServerSetting, ServerStats
@@ -339,6 +341,8 @@ class ShardCopy:
         """Pushers with a push in progress that both copies have in full."""
         self._missed: dict[int, int] = {}
         """Steps of pushers with parts that arrived before this copy led."""
+        self._dropped: dict[int, int] = {}
+        """Pushers with a push that was dropped before this copy led, and the losses that they knew of."""
         self._generation = self._succeeded = 0
         self._latest: Counter[int] = Counter()
         self._entered: Counter[int] = Counter()
@@ -353,13 +357,20 @@ class ShardCopy:
         """Whether the shard is over, and all that was relayed has been acknowledged."""
         return self.part.done and not self._unacknowledged
 
-    def ask(self, pusher: int, message: Message) -> list[Reply]:
-        """Handle a pusher's first request; redirect it if it should ask the other copy."""
-        if self.leads:
+    def ask(self, pusher: int, message: Message, losses: int = 0) -> list[Reply]:
+        """Handle a pusher's first request; redirect it if it should ask the other copy.
+
+        A push that is not answered is dropped then, with all that follows, until the pusher repeats it after a later
+        loss: it learns of that by its next request with an answer.
+        """
+        if self.leads and pusher not in self._dropped:
             self._asking.add(pusher)
             return self._enter(pusher, message)
         if message.kind is Kind.PART:  # its push will be sent back
             self._missed[pusher] = message.step
+            return []
+        if message.kind is Kind.PUSH and not self.part.answers_pushes:
+            self._dropped.setdefault(pusher, losses)
             return []
         return [(pusher, Message(Kind.RELAY, tag=self._tag))]
 
@@ -368,8 +379,10 @@ class ShardCopy:
 
         `losses` are those of the other copy that the pusher knows of; it may not know of a replacement yet.
         """
-        if not self.leads and losses <= self._succeeded:
-            return self.ask(pusher, message)
+        if losses > self._dropped.get(pusher, losses):
+            del self._dropped[pusher]
+        if pusher in self._dropped or (not self.leads and losses <= self._succeeded):
+            return self.ask(pusher, message, losses)
         if not self.leads:
             self._waiting.append((pusher, message))
             return []
@@ -417,6 +430,7 @@ class ShardCopy:
         """Handle the loss of a pusher that this server has detected, as a number of losses of its rank."""
         self._waiting = [entry for entry in self._waiting if entry[0] != pusher]
         self._asking.discard(pusher)
+        self._dropped.pop(pusher, None)
         for _, owed in self._unacknowledged:  # the lost one's answers are not for its replacement
             owed[:] = [reply for reply in owed if reply[0] != pusher]
         self._latest[pusher] = max(self._latest[pusher], losses)
@@ -744,11 +758,11 @@ changes at once, and of the present ones last.
 """
 
 
-class ReplicatedPushPull(PushPull):
-    """Exchanges a worker's flat vectors with the servers; where one is lost, with the one that has kept its shard."""
+class ReplicatedLink(ServerLink):
+    """Part of a link with shards on two servers: where one is lost, it is that with the one that has kept its shard."""
 
-    def __init__(self, setting: WorkerSetting) -> None:
-        super().__init__(setting)
+    def __init__(self, setting: WorkerSetting, *more: Any, **options: Any) -> None:
+        super().__init__(setting, *more, **options)
         self._own = setting.workers.rank
         self._with_keeper = [False] * len(self._servers)
         self._announces = [False] * len(self._servers)
@@ -881,11 +895,16 @@ class ReplicatedPushPull(PushPull):
 
     def _ask_again(self, position: int, also: Message | None = None) -> None:
         again = self._beginning(position) if self._initializing else []
-        open_ = self._open[position]
-        for message in [*again, *([open_] if open_ is not None else [])]:
+        pending = self._pending(position)
+        for message in [*again, *pending]:
             self._send_to_server(position, message)
-        if also is not None and not again and also is not open_:
+        if also is not None and not again and not any(also is each for each in pending):
             self._send_to_server(position, also)
+
+    def _pending(self, position: int) -> list[Message]:
+        """Return the messages that one of both servers may lack, in their order."""
+        open_ = self._open[position]
+        return [] if open_ is None else [open_]
 
     def _note_loss(self, server: int) -> None:
         """Take note that a server is lost, and of a replacement's greeting: else nothing could be sent to that one."""
@@ -911,6 +930,36 @@ class _Sent:
         while self._sending:
             with suppress(PeerLost):
                 self._sending.pop().wait()
+
+
+class ReplicatedPushPull(ReplicatedLink, PushPull):
+    """Exchanges a worker's flat vectors with servers, as `PushPull` does."""
+
+
+class ReplicatedFreeLink(ReplicatedLink, FreeLink):
+    """As `FreeLink`; a push is kept until an answer states that both servers have it."""
+
+    def __init__(self, setting: WorkerSetting, *more: Any, **options: Any) -> None:
+        super().__init__(setting, *more, **options)
+        self._unconfirmed: list[list[Message]] = [[] for _ in self._servers]
+
+    def _ask(self, position: int, message: Message) -> Handle:
+        if message.kind is not Kind.PUSH:
+            return super()._ask(position, message)
+        kept = message._replace(tensor=payload(message).clone())
+        self._unconfirmed[position].append(kept)
+        self._send(position, kept)
+        return _Sent(self._sending.setdefault(position, []))
+
+    def _answer(self, position: int) -> Message:
+        answer = super()._answer(position)
+        if answer.kind is Kind.PARAMETERS:
+            unconfirmed = self._unconfirmed[position]
+            unconfirmed[:] = [push for push in unconfirmed if push.step >= answer.step]
+        return answer
+
+    def _pending(self, position: int) -> list[Message]:
+        return [*self._unconfirmed[position], *super()._pending(position)]
 
 
 class OverlappedReplicatedPushPull(OverlappedPushPull, ReplicatedPushPull):

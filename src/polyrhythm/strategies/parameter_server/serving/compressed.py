@@ -29,12 +29,13 @@ from polyrhythm.compression.compressor import Compressor, Memory
 from polyrhythm.compression.layout import Layout, factor_name
 from polyrhythm.compression.residual_memory import ResidualMemory
 from polyrhythm.strategies.parameter_server.serving.admission import payload
+from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink
 from polyrhythm.strategies.parameter_server.serving.parts import reply_in_parts
-from polyrhythm.strategies.parameter_server.serving.push_pull import OverlappedPushPull, PushPull
+from polyrhythm.strategies.parameter_server.serving.push_pull import OverlappedPushPull, PushPull, ServerLink
 from polyrhythm.strategies.parameter_server.serving.rule import Reply, Rule
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.resharding import Held
-from polyrhythm.strategies.state import State, below, without
+from polyrhythm.strategies.state import State, Stateful, below, without
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import is_finite
 from polyrhythm.training.linear_factors import Pair
@@ -63,17 +64,20 @@ class Stretch:
     memory: ResidualMemory
 
 
-class CompressedPushPull(PushPull):
-    """Pushes compressed gradients, and takes compressed differences of parameters.
+class CompressedLink(ServerLink, Stateful):
+    """Part of a link that pushes compressed gradients, and takes compressed differences of parameters.
 
     Args:
         setting: the worker's.
         compressor: compressor of both.
         cuts: cuts of the flat vector, at which shards are cut into stretches; between layers.
+        more: arguments of the link.
     """
 
-    def __init__(self, setting: WorkerSetting, compressor: Compressor, cuts: Sequence[int] = ()) -> None:
-        super().__init__(setting)
+    def __init__(
+        self, setting: WorkerSetting, *more: Any, compressor: Compressor, cuts: Sequence[int] = ()
+    ) -> None:
+        super().__init__(setting, *more)
         self._compressor = compressor
         layout = Layout.of_model(setting.flat, compressor)
         self._layouts = [layout.part(compressor, shard.start, shard.stop) for shard in self._shards]
@@ -90,20 +94,17 @@ class CompressedPushPull(PushPull):
         self._not_finite: set[int] = set()
         """Shards with a part of the gradient that was not finite in this step."""
 
-    def push(self, step: Step, weight: float, learning_rate: float) -> None:
-        factors = self._flat.factors
-        self._pairs = {} if factors is None else factors.take()
-        super().push(step, weight, learning_rate)
+    def _held(self, position: int) -> Tensor:
+        """Return what this worker was given last of a shard, `(n,)`, as its server knows it."""
+        raise NotImplementedError
 
-    def take(self) -> bool:
-        stops = super().take()
-        for position, stretches in enumerate(self._stretches):  # an answer confirms the push
-            for stretch in stretches.values():
-                if position in self._not_finite:
-                    stretch.memory.forget()
-                stretch.memory.commit()
-        self._not_finite.clear()
-        return stops
+    def _confirm(self, position: int) -> None:
+        """Take note that a push has arrived."""
+        for stretch in self._stretches[position].values():
+            if position in self._not_finite:
+                stretch.memory.forget()
+            stretch.memory.commit()
+        self._not_finite.discard(position)
 
     def state(self) -> State:
         """Return the compression errors, by shard."""
@@ -154,12 +155,51 @@ class CompressedPushPull(PushPull):
         tensor = answer.tensor
         if tensor is None or tensor.dtype is not torch.uint8 or not tensor.numel():
             return answer
-        held, layout = self._parameters[position], self._layouts[position]
+        held, layout = self._held(position), self._layouts[position]
         if answer.kind is Kind.PART:
             stretch = self._stretches[position][answer.version]
             held, layout = held[stretch.start : stretch.stop], stretch.layout
         change = layout.decode(self._compressor, tensor, held.dtype)
         return answer._replace(tensor=(held.detach().cpu() + change).to(held.device))
+
+
+class CompressedPushPull(CompressedLink, PushPull):
+    """Pushes compressed gradients, and continues with compressed differences of parameters."""
+
+    def push(self, step: Step, weight: float, learning_rate: float) -> None:
+        factors = self._flat.factors
+        self._pairs = {} if factors is None else factors.take()
+        super().push(step, weight, learning_rate)
+
+    def take(self) -> bool:
+        stops = super().take()
+        for position in range(len(self._shards)):  # an answer confirms the push
+            self._confirm(position)
+        return stops
+
+    def _held(self, position: int) -> Tensor:
+        return self._parameters[position]
+
+
+class CompressedFreeLink(CompressedLink, FreeLink):
+    """As `FreeLink`, compressed: a fetch brings the difference to the parameters that were fetched before."""
+
+    def __init__(self, setting: WorkerSetting, *more: Any, compressor: Compressor) -> None:
+        super().__init__(setting, *more, compressor=compressor)
+        self._fetched = [setting.flat.vector[shard].clone() for shard in self._shards]
+
+    def wait_for_push(self, position: int) -> None:
+        super().wait_for_push(position)
+        self._confirm(position)
+
+    def _held(self, position: int) -> Tensor:
+        return self._fetched[position]
+
+    def _answer(self, position: int) -> Message:
+        answer = super()._answer(position)
+        if answer.tensor is not None:
+            self._fetched[position] = answer.tensor
+        return answer
 
 
 class OverlappedCompressedPushPull(OverlappedPushPull, CompressedPushPull):
@@ -303,10 +343,16 @@ class CompressedSession(ServerSession):
             return self._answered(replies)
         if message.kind is Kind.PULL:
             self._asking.add(source)
+        elif message.kind is Kind.FETCH:
+            self._asking.discard(source)
         elif message.kind in (Kind.PUSH, Kind.PART):
             message = self._unpacked(source, message)
             self._asking.discard(source)
         return self._answered(super().on_message(source, message))
+
+    def answer_again(self, source: int) -> list[Reply]:
+        self._asking.add(source)  # whole: the pusher may have the difference, or not
+        return self._answered(super().answer_again(source))
 
     def on_loss(self, rank: int) -> list[Reply]:
         self._held_by.pop(rank, None)
@@ -315,35 +361,49 @@ class CompressedSession(ServerSession):
         return self._answered(super().on_loss(rank))
 
     def state(self) -> State:
-        tensors, facts = super().state()
-        vectors: list[Tensor] = []
-        places = {}
-        for rank, held in self._held_by.items():
-            same = next((number for number, other in enumerate(vectors) if other is held), len(vectors))
-            if same == len(vectors):
-                vectors.append(held)
-            places[str(rank)] = same
-        kept = {f"{_KNOWN}{number}": held for number, held in enumerate(vectors)}
+        return self._with_known(super().state())
+
+    def load_state(self, state: State) -> None:
+        super().load_state(self._take_known(state))
+
+    def exact_state(self) -> State:
+        tensors, facts = self._with_known(super().exact_state(), apart=True)
+        return tensors, facts | {"whole": sorted(self._asking)}
+
+    def load_exact_state(self, state: State) -> None:
+        super().load_exact_state(self._take_known(state))
+        self._asking = set(state[1]["whole"])
+
+    def _with_known(self, state: State, *, apart: bool = False) -> State:
+        """Return a state, and what pushers hold: the same vector once, or `apart`, that of every rank."""
+        tensors, facts = state
+        first: dict[int, int] = {}
+        held_by = self._held_by.items()
+        places = {str(rank): rank if apart else first.setdefault(id(held), rank) for rank, held in held_by}
+        kept = {f"{_KNOWN}{rank}": self._held_by[rank] for rank in places.values()}
         for rank, factors in self._factors.items():
             kept |= {f"{_KNOWN}of.{rank}.{name}": value for name, value in factors.items()}
         layout = None if self._layout is None else self._layout.to_json()
         return tensors | kept, facts | {"compression": {"places": places, _LAYOUT: layout}}
 
-    def load_state(self, state: State) -> None:
+    def _take_known(self, state: State) -> State:
+        """Restore what pushers hold of a state of `_with_known`; return the rest of it."""
         tensors, facts = state
         stated = facts.get("compression")
         if stated is not None and stated[_LAYOUT] is not None:
             self._layout = Layout.from_json(stated[_LAYOUT])
             if self._layout.size == len(tensors["values"]):  # else the shards were others
-                vectors = {
-                    number: tensors[f"{_KNOWN}{number}"].clone() for number in set(stated["places"].values())
-                }
+                found = {number: tensors[f"{_KNOWN}{number}"] for number in set(stated["places"].values())}
+                copies = {id(held): held.clone() for held in found.values()}
+                vectors = {number: copies[id(held)] for number, held in found.items()}
                 self._held_by = {int(rank): vectors[number] for rank, number in stated["places"].items()}
                 self._factors = {
-                    rank: found for rank in self._held_by if (found := below(f"{_KNOWN}of.{rank}.", tensors))
+                    rank: factors
+                    for rank in self._held_by
+                    if (factors := below(f"{_KNOWN}of.{rank}.", tensors))
                 }
         rest = without(_KNOWN, tensors)
-        super().load_state((rest, {name: value for name, value in facts.items() if name != "compression"}))
+        return rest, {name: value for name, value in facts.items() if name != "compression"}
 
     def _unpacked(self, source: int, message: Message) -> Message:
         """Return a push, or a part of one, with the numbers that its bytes stand for."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServerLink
-from polyrhythm.strategies.state import OWN, State, StateField
+from polyrhythm.strategies.state import OWN, State, StateField, Stateful
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -67,6 +67,9 @@ class OwnModelWorker(WorkerPart, Generic[Link]):
         self._done = step
         return step
 
+    def check_servers(self) -> None:
+        self._link.check_losses()
+
     def present(self) -> Tensor | None:
         return self._link.pull_whole()[0] if self._rank == 0 else None
 
@@ -84,7 +87,7 @@ class OwnModelWorker(WorkerPart, Generic[Link]):
             self._restored = True
 
 
-class FreeLink(ServerLink):
+class FreeLink(ServerLink, Stateful):
     """Link on which pushes are not answered and fetched parameters arrive while the worker computes."""
 
     def __init__(self, setting: WorkerSetting, plan: OptimizerPlan, pushes: int = 0) -> None:
@@ -101,7 +104,7 @@ class FreeLink(ServerLink):
     def fetch(self, positions: Collection[int], stop: bool) -> None:
         """Request the parameters of the servers at these positions, for `take`."""
         for position in positions:
-            self._network.send(self._servers[position], Message(Kind.FETCH, stop=stop))
+            self._ask(position, Message(Kind.FETCH, stop=stop)).wait()
         self._fetching = tuple(positions)
 
     def take(self) -> list[tuple[int, Tensor | None, bool]]:

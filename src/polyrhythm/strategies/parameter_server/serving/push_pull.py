@@ -92,6 +92,9 @@ class ServerLink:
         for server in self._servers:
             self._network.send(server, Message(Kind.LEAVE))
 
+    def check_losses(self) -> None:
+        """Take note of servers that were lost while nothing was asked of them, where others have their shards."""
+
     def _pulled(self, final: bool) -> list[Message]:
         answers = self._answers(Message(Kind.PULL, stop=final))
         entrance = latest_entrance(answers)
@@ -231,9 +234,6 @@ class PushPull(ServerLink, Stateful):
         if self._memory is not None and self._memory.lends(self._flat.gradients):
             self._move_gradients()
         return stop
-
-    def check_losses(self) -> None:
-        """Take note of servers that were lost while nothing was asked of them, where others have their shards."""
 
     def _take_answers(self, answers: Sequence[Message] = ()) -> bool:
         """Receive the servers' answers; wait for them if necessary."""

@@ -127,6 +127,11 @@ class ServerSession(CountsLatestStaleness, Stateful):
         return self._pushers.done
 
     @property
+    def answers_pushes(self) -> bool:
+        """Whether a push is answered; else parameters are fetched."""
+        return not self._gate.fetches
+
+    @property
     def steps(self) -> dict[int, int]:
         """Number of each pusher's gradients that need not be pushed again: applied, held permanently, or dropped."""
         return {row.rank: row.steps for row in self._rows}

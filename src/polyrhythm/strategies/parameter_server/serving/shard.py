@@ -179,6 +179,17 @@ class OptimizedRule(Rule):
     def load_state(self, state: State) -> None:
         self._resumed = state
 
+    def exact_state(self) -> State:
+        tensors, facts = self.state() if self.ready else ({}, None)
+        return tensors, {"plan": None if self._plan is None else self._plan.to_json(), "shard": facts}
+
+    def load_exact_state(self, state: State) -> None:
+        tensors, facts = state
+        self._plan = None if facts["plan"] is None else OptimizerPlan.from_json(facts["plan"])
+        if self._plan is not None and facts["shard"] is not None:
+            self.build(self._plan, tensors["values"])
+            self.restore((tensors, facts["shard"]))
+
     def build(self, plan: OptimizerPlan, values: Tensor) -> None:
         """Make the optimizer of the values, which it changes in place; training can begin."""
         if self._memory is not None and _is_exposed(values):
@@ -293,17 +304,6 @@ class ShardRule(OptimizedRule):
         tensors, facts = super().state()
         merger, merger_facts = self._merger.state()
         return tensors | prefixed(_MERGER, merger), facts | {"merge": merger_facts}
-
-    def exact_state(self) -> State:
-        tensors, facts = self.state() if self.ready else ({}, None)
-        return tensors, {"plan": None if self._plan is None else self._plan.to_json(), "shard": facts}
-
-    def load_exact_state(self, state: State) -> None:
-        tensors, facts = state
-        self._plan = None if facts["plan"] is None else OptimizerPlan.from_json(facts["plan"])
-        if self._plan is not None and facts["shard"] is not None:
-            self.build(self._plan, tensors["values"])
-            self.restore((tensors, facts["shard"]))
 
     def build(self, plan: OptimizerPlan, values: Tensor) -> None:
         super().build(plan, values)

@@ -11,6 +11,7 @@ from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessa
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
+from polyrhythm.strategies.parameter_server.downpour import sum_session
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
@@ -34,8 +35,10 @@ def push(values: list[float], step: int = 0, version: int = 0) -> Message:
 class Servers:
     """Three servers, whose messages to each other arrive at once unless they are held up."""
 
-    def __init__(self, consistency: Consistency) -> None:
+    def __init__(self, consistency: Consistency | None) -> None:
         def make(shard: int) -> ServerSession:
+            if consistency is None:
+                return sum_session(CAST.workers, 0)
             return shard_session(CAST.workers, consistency)
 
         def server(rank: int) -> ReplicatedServer:
@@ -89,8 +92,8 @@ class Servers:
         return answers
 
 
-def begun(consistency: Consistency | None = None) -> Servers:
-    servers = Servers(consistency or Asynchronous())
+def begun(consistency: Consistency | None = None, *, sums: bool = False) -> Servers:
+    servers = Servers(None if sums else consistency or Asynchronous())
     for rank in CAST.servers:
         servers.say(
             A,
@@ -231,6 +234,22 @@ def test_who_asks_a_successor_that_only_follows_is_told_to_ask_the_other() -> No
     servers.restart(FIRST)
     assert servers.say(B, FIRST, Message(Kind.PULL)) == [(FIRST, B, Message(Kind.RELAY))]
     assert values(relayed(servers, B, SECOND, Message(Kind.PULL))) == [(SECOND, B, [1.0, 2.0])]
+
+
+def test_pushes_without_answers_to_a_copy_that_follows_are_repeated_in_their_order() -> None:
+    """The copy comes to lead between two of them: the second one must not count before the first."""
+    servers = begun(sums=True)
+    servers.lose(FIRST)
+    servers.restart(FIRST)
+    assert servers.say(A, FIRST, push([2.0, 0.0])) == []
+    servers.lose(SECOND)
+    answers = servers.say(A, FIRST, push([0.0, 2.0], step=1), Message(Kind.FETCH))
+    assert [(to, reply.kind) for _, to, reply in answers] == [(A, Kind.RELAY)]
+    for number, gradient in enumerate([[2.0, 0.0], [0.0, 2.0]]):
+        assert relayed(servers, A, FIRST, push(gradient, step=number)) == []
+    answers = relayed(servers, A, FIRST, Message(Kind.FETCH))
+    assert values(answers) == [(FIRST, A, [-0.9, 1.0])]  # the momentum of the first is in the second
+    assert answers[0][2].step == 2
 
 
 def test_who_has_slept_through_two_losses_is_told_that_the_lost_one_is_there_again() -> None:

@@ -153,3 +153,12 @@ def test_a_warm_start_is_no_longer_than_the_run():
     assert made.on_message(0, push([2.0, 0.0, 0.0], step=0)) == []
     [(rank, reply)] = made.on_message(0, push([2.0, 0.0, 0.0], step=1))
     assert (rank, reply.tensor.tolist()) == (2, [-1.0, 2.0, 3.0])
+
+
+def test_a_pull_that_is_repeated_during_a_warm_start_is_answered_once():
+    """That of a replacement may arrive before the notice of the loss."""
+    made = server(warm_start_steps=2)
+    for _ in range(2):
+        assert made.on_message(2, Message(Kind.PULL)) == []
+    made.on_message(0, push([0.0, 0.0, 0.0], step=0))
+    assert [to for to, _ in made.on_message(0, push([0.0, 0.0, 0.0], step=1))] == [2]
