@@ -1,6 +1,5 @@
 """The worker's end of push and pull, against servers that answer by hand."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -99,13 +98,3 @@ def test_lent_gradients_move_when_a_server_still_holds_them(monkeypatch):
         assert (flat.gradients.data_ptr() == place) == (number != 1)
         assert all(view.holds_gradient() for view in flat.views)
     assert flat.gradients.tolist() == [2.0, 3.0, 4.0, 5.0, 6.0]
-
-
-@pytest.mark.parametrize("memory", [None, Memory()])
-def test_gradients_stay_where_lending_them_does_not_pay(memory):
-    network, flat, ends = setting({2: answer([1.0, 2.0], 1, 1), 3: answer([3.0, 4.0, 5.0], 1, 1)})
-    network.lent_memory = lambda: memory
-    place = flat.gradients.data_ptr()
-    ends.lend_gradients()  # there is no such memory, or there are too few numbers
-    ends.push_and_pull(Step(0), 1.0, 0.1)
-    assert flat.gradients.data_ptr() == place
