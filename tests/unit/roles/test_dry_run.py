@@ -11,7 +11,6 @@ from torch import Tensor
 from conformance.jobs import OPTIMIZERS, strategy
 from polyrhythm.communication.message import Message
 from polyrhythm.data.dealing import batch_indices, epoch_order, steps_per_epoch
-from polyrhythm.events import RunEnded
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.run import dry_events
 from polyrhythm.simulation.simulated_run import ConstantCluster
@@ -34,15 +33,6 @@ def test_batches_are_as_large_as_in_training() -> None:
     for step in range(10):
         for worker in range(3):
             assert made.images(worker, step) == len(batch_indices(order, step % 5, worker, 3, 4))
-
-
-def test_a_wish_to_stop_is_heard() -> None:
-    around = ConstantCluster(step_s=lambda worker: 1.0, stop_at_s=2.5)
-    for spec in ("synchronous", "parameter_server"):
-        ended = dry_events(dry_run(spec, steps=50), around)[-1]
-        assert isinstance(ended, RunEnded)
-        assert ended.outcome == "interrupted"
-        assert 2 <= ended.result["steps"] <= 5
 
 
 def test_given_gradients_are_applied_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
