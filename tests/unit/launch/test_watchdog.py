@@ -33,6 +33,9 @@ from polyrhythm.launch.watchdog import (
     read,
 )
 
+_LEAVE_IF_CUT_OFF = Watchdog._leave_if_cut_off
+_AFAR = "192.0.2.1"
+
 
 @pytest.fixture(autouse=True)
 def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,3 +255,47 @@ def test_a_rank_is_taken_for_lost_once_and_all_hear_it_whenever_the_store_does_n
             ]
             assert {to for to, word in store.told if word == "1 0"} == {"words/0/0", "words/2/0"}
             assert cause_of_loss(store._store, Peer(1, 0)).startswith("had been silent for ")
+
+
+class Pauses:
+    """In place of the event that ends a watchdog: notes how long is waited, and ends it after so many."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.asked_s: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.asked_s.append(seconds)
+        return len(self.asked_s) > self.count
+
+
+class Counted:
+    """A clock that goes on by a quarter of a second at each look."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def tick(self, beat_s: float) -> float:
+        self.now_s += 0.25
+        return 0.25
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_only_who_cannot_connect_to_the_store_leaves(
+    reachable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "LivedClock", Counted)
+    monkeypatch.setattr(watchdog, "answers", lambda store, patience_s: reachable)
+    dog = Watchdog(setting(host_store(), 0, [], floor_s=3.0, address=_AFAR))
+    connections: list[int] = []
+    left: list[str] = []
+    monkeypatch.setattr(dog, "_watch", connections.append)
+    monkeypatch.setattr(dog, "_leave", left.append)
+    dog._asks, dog._over = True, Pauses(400)  # type: ignore[assignment]
+    _LEAVE_IF_CUT_OFF(dog)
+    if reachable:  # after 100 s of a store that does not answer
+        assert not left
+        assert 10 < len(connections) < 25
+    else:
+        assert left
+        assert not connections
