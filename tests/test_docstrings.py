@@ -3,8 +3,7 @@
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from types import ModuleType
 
 import pytest
@@ -14,14 +13,17 @@ import polyrhythm
 OPTIONAL = ("tensorboard",)
 
 
-def modules() -> Iterator[ModuleType]:
+@cache
+def modules() -> list[ModuleType]:
+    imported = []
     for found in pkgutil.walk_packages(polyrhythm.__path__, "polyrhythm."):
         if not found.name.endswith("__main__"):
             try:
-                yield importlib.import_module(found.name)
+                imported.append(importlib.import_module(found.name))
             except ImportError as error:
                 if error.name not in OPTIONAL:
                     raise
+    return imported
 
 
 def undocumented(cls: type) -> list[str]:

@@ -86,6 +86,11 @@ def plain_alone() -> list[str]:
     return [spec for spec in strategies() if strategy(spec).traits(1).plain_alone]
 
 
+def named(specs: list[str]) -> list[str]:
+    """Gives those specs that are a strategy's name alone, for what no option changes."""
+    return [spec for spec in specs if "(" not in spec]
+
+
 def out_of_step(workers: int) -> list[str]:
     """Gives the specs of the other strategies."""
     return [spec for spec in strategies() if spec not in in_step(workers)]

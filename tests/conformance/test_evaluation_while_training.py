@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.jobs import make_job, simulated, strategies, strategy, with_batch_norm
+from conformance.jobs import make_job, named, simulated, strategies, strategy, with_batch_norm
 from polyrhythm.events import Evaluated
 from polyrhythm.roles.job import EvaluationPlan
 from polyrhythm.roles.world import DrawnPace
@@ -23,7 +23,7 @@ def results_of(events) -> list[tuple[float | int, ...]]:
     ]
 
 
-@pytest.mark.parametrize("spec", WHOLE)
+@pytest.mark.parametrize("spec", named(WHOLE))
 def test_results_are_those_of_tests_in_place(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(spec, WORKERS, model=with_batch_norm, epochs=EPOCHS)
     in_place = simulated(job)

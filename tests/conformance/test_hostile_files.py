@@ -37,7 +37,7 @@ from polyrhythm.reporting.comparison import read_run as read_compared
 from polyrhythm.reporting.pages.report import PREDICTION_FILE, write_report
 from polyrhythm.reporting.summary import SUMMARY_FILE, read_summary
 from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, read_recording
-from polyrhythm.simulation.cluster import cluster_text, open_cluster, ready_clusters
+from polyrhythm.simulation.cluster import cluster_text, open_cluster
 from polyrhythm.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -97,7 +97,7 @@ def pickled_weights(path: Path) -> Read:
 
 
 def cluster(path: Path) -> Read:
-    path.write_text(cluster_text(open_cluster(ready_clusters()[0])))
+    path.write_text(cluster_text(open_cluster("bsc")))
     return open_cluster
 
 

@@ -12,6 +12,7 @@ from conformance.jobs import (
     PARAMETERS,
     cuts_layers,
     make_job,
+    named,
     plain_alone,
     plain_loop,
     plainly,
@@ -98,7 +99,7 @@ def test_one_worker_with_batch_norm_and_a_ragged_batch(spec):
         assert torch.equal(dict(found.named_buffers())[name], value), name
 
 
-@pytest.mark.parametrize("spec", plain_alone())
+@pytest.mark.parametrize("spec", named(plain_alone()))
 def test_steps_and_images_are_those_of_the_data(spec):
     result = played(spec).result
     assert (result["steps"], result["epochs"], result["workers"]) == (28, 2.0, 1)  # 53 images, batches of 4

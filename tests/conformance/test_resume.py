@@ -13,6 +13,7 @@ from conformance.jobs import (
     cuts_layers,
     in_step,
     make_job,
+    named,
     out_of_step,
     perceptron,
     plain_alone,
@@ -77,7 +78,7 @@ def test_in_step_a_resumed_run_has_the_same_bits_wherever_it_stopped(spec, folde
     job = make_job(spec, WORKERS)
     whole = played(spec, WORKERS)
     stopped_at = set()
-    for stop_s in [0.0, *(0.009 + 0.0175 * number for number in range(8))]:
+    for stop_s in (0.0, 0.0265, 0.044, 0.0615, 0.0965, 0.1315):
         first, second = interrupted_and_resumed(job, folders(), stop_s)
         assert second.events[-1].outcome == "done"
         assert second.sha256 == whole.sha256, stop_s
@@ -89,7 +90,7 @@ def test_in_step_a_resumed_run_has_the_same_bits_wherever_it_stopped(spec, folde
             assert first.events[-1].outcome == ("done" if done else "interrupted")
     if strategy(spec).traits(WORKERS).exchange_every == 1:
         assert STEPS_PER_EPOCH in stopped_at
-        assert len(stopped_at) > 6
+        assert len(stopped_at) > 3
     assert len(stopped_at) > 1
 
 
@@ -114,8 +115,14 @@ def test_one_worker_resumes_with_all_state_of_every_optimizer(spec, optimizer, f
     assert torch.equal(vector_of(second.models[0]), plainly(optimizer=optimizer, batch_size=8))
 
 
-@pytest.mark.parametrize("stop_s", [0.004, 0.031, 0.058, 0.085])
-@pytest.mark.parametrize("spec", out_of_step(WORKERS))
+@pytest.mark.parametrize(
+    ("spec", "stop_s"),
+    [
+        (spec, stop_s)
+        for number, spec in enumerate(out_of_step(WORKERS))
+        for stop_s in ((0.004, 0.058), (0.031, 0.085))[number % 2]
+    ],
+)
 def test_out_of_step_every_gradient_is_applied_exactly_once(spec, stop_s, folders):
     job = make_job(spec, WORKERS, dataset=blobs(train=48))  # 4 full steps an epoch
     first, second = interrupted_and_resumed(job, folders(), stop_s)
@@ -154,16 +161,9 @@ def test_an_asynchronous_checkpoint_holds_all_state(spec, folders):
     assert {int(worker) for worker in facts["workers"]} == set(range(WORKERS))
 
 
-@pytest.mark.parametrize("spec", strategies())
-def test_staleness_counts_go_on_after_a_resume(spec, folders):
-    job = make_job(spec, WORKERS, dataset=blobs(train=48))
-    whole = simulated(job, UNEVEN).result["staleness"]["histogram"]
-    _, second = interrupted_and_resumed(job, folders(), 0.058)
-    assert sum(second.result["staleness"]["histogram"].values()) == sum(whole.values())
-
-
-@pytest.mark.parametrize("stop_s", [0.03, 0.075])
-@pytest.mark.parametrize("spec", in_step(WORKERS))
+@pytest.mark.parametrize(
+    ("spec", "stop_s"), [(spec, (0.03, 0.075)[number % 2]) for number, spec in enumerate(in_step(WORKERS))]
+)
 def test_random_numbers_and_every_workers_own_statistics_are_back_after_a_resume(spec, stop_s, folders):
     """Dropout draws the same, and batch normalization goes on from each worker's own running means."""
     job = make_job(spec, WORKERS, model=with_dropout_and_batch_norm)
@@ -177,7 +177,7 @@ def test_random_numbers_and_every_workers_own_statistics_are_back_after_a_resume
 
 
 @pytest.mark.parametrize(
-    "spec", [spec for spec in in_step(WORKERS) if not strategy(spec).traits(WORKERS).cuts_network]
+    "spec", [spec for spec in named(in_step(WORKERS)) if not strategy(spec).traits(WORKERS).cuts_network]
 )
 def test_the_weight_average_survives_a_resume(spec, folders):
     whole_folder, folder = folders(), folders()
@@ -190,7 +190,7 @@ def test_the_weight_average_survives_a_resume(spec, folders):
     assert second.sha256 == whole.sha256
 
 
-@pytest.mark.parametrize("spec", strategies())
+@pytest.mark.parametrize("spec", named(strategies()))
 def test_a_longer_run_goes_on_from_the_last_epoch_of_a_shorter_one(spec, folders):
     folder = folders()
     simulated(make_job(spec, WORKERS, folder=folder, schedule="constant", epochs=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from conformance.jobs import strategies, strategy, uneven
+from conformance.jobs import named, strategies, strategy, uneven
 from polyrhythm.events import Notice
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.run import dry_events, program_of
@@ -20,7 +20,7 @@ def _zeros(worker: int, step: int, gradients: Tensor) -> None:
     gradients.zero_()
 
 
-@pytest.mark.parametrize("spec", strategies())
+@pytest.mark.parametrize("spec", named(strategies()))
 def test_events_are_those_of_a_dry_run_that_computes(spec: str) -> None:
     around = ConstantCluster(step_s=uneven, latency_s=1e-4, bandwidth_bytes_per_s=1e8)
     still = DryRun(strategy=strategy(spec), workers=4, sizes=SIZES, steps=5)

@@ -9,6 +9,7 @@ from conformance.jobs import (
     blobs,
     in_step,
     make_job,
+    named,
     out_of_step,
     played,
     resumed,
@@ -39,7 +40,7 @@ def saved_steps(folder):
     return sorted(load_checkpoint(path)[1]["step"] for path in checkpoints(folder / FOLDER))
 
 
-@pytest.mark.parametrize("spec", in_step(WORKERS))
+@pytest.mark.parametrize("spec", named(in_step(WORKERS)))
 def test_in_step_a_run_resumed_from_any_checkpoint_has_the_same_bits(spec, tmp_path):
     whole = played(spec, WORKERS, model=with_dropout_and_batch_norm)
     job = saving(make_job(spec, WORKERS, model=with_dropout_and_batch_norm), "2steps", tmp_path)
@@ -60,7 +61,7 @@ def test_in_step_a_run_resumed_from_any_checkpoint_has_the_same_bits(spec, tmp_p
                 newer.unlink()
 
 
-@pytest.mark.parametrize("spec", out_of_step(WORKERS))
+@pytest.mark.parametrize("spec", named(out_of_step(WORKERS)))
 def test_out_of_step_a_run_resumed_inside_an_epoch_applies_every_gradient_once(spec, tmp_path):
     job = saving(make_job(spec, WORKERS, dataset=blobs(train=48)), "3steps", tmp_path)
     not_seen = simulated(job, UNEVEN).result["images_not_seen"]  # by the rule of backup_workers

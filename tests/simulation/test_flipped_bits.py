@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.jobs import blobs, make_job, result_of, strategies
+from conformance.jobs import blobs, make_job, named, result_of, strategies
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, StateDiffers
 from polyrhythm.roles import digests
@@ -130,7 +130,7 @@ def test_a_flip_before_a_mean_reaches_all_members_alike() -> None:
     assert same_bits(vectors)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 22])
+@pytest.mark.parametrize("rank", [1, 22])
 def test_the_odd_one_of_many_is_found_along_the_tree(rank: int) -> None:
     """Digests of worker 22 pass workers 5 and 1, which look for them after each step."""
     events, vectors = trained(job_of("synchronous", 23), f"flip(rank={rank}, after_step=12)")
@@ -139,25 +139,23 @@ def test_the_odd_one_of_many_is_found_along_the_tree(rank: int) -> None:
     assert same_bits(vectors)
 
 
-@pytest.mark.parametrize("rank", [5, 22])
-def test_digests_of_the_last_step_reach_the_coordinator(rank: int) -> None:
-    events, _ = trained(job_of("synchronous", 23, every=STEPS), f"flip(rank={rank}, after_step=30)")
-    assert [(found.workers, found.step) for found in found_in(events)] == [([rank], STEPS)]
+def test_digests_of_the_last_step_reach_the_coordinator() -> None:
+    events, _ = trained(job_of("synchronous", 23, every=STEPS), "flip(rank=22, after_step=30)")
+    assert [(found.workers, found.step) for found in found_in(events)] == [([22], STEPS)]
 
 
-@pytest.mark.parametrize("rank", [0, 1, 5])
-def test_the_loss_of_a_worker_that_passes_digests_on_hides_nothing(rank: int) -> None:
-    for at_s in (0.19, 0.205, 0.22):
-        faults = f"flip(rank=22, after_step=12); kill(rank={rank}, at_s={at_s}, restart_after_s=0.001)"
-        events, vectors = trained(job_of("synchronous", 23), faults)
-        assert [found.workers for found in found_in(events)] == [[22]]
-        assert same_bits(vectors)
+@pytest.mark.parametrize(("rank", "at_s"), [(0, 0.205), (1, 0.19), (1, 0.22), (5, 0.205)])
+def test_the_loss_of_a_worker_that_passes_digests_on_hides_nothing(rank: int, at_s: float) -> None:
+    faults = f"flip(rank=22, after_step=12); kill(rank={rank}, at_s={at_s}, restart_after_s=0.001)"
+    events, vectors = trained(job_of("synchronous", 23), faults)
+    assert [found.workers for found in found_in(events)] == [[22]]
+    assert same_bits(vectors)
 
 
 IN_LOCKSTEP = [spec for spec in strategies() if "mixed" not in spec and make_job(spec, 4).traits.lockstep]
 
 
-@pytest.mark.parametrize("spec", IN_LOCKSTEP)
+@pytest.mark.parametrize("spec", named(IN_LOCKSTEP))
 def test_healthy_workers_are_left_alone(spec: str) -> None:
     """Comparisons after every step, where members are equal, change no bit."""
     job = make_job(spec, 4, optimizer="adam", epochs=1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conformance.jobs import blobs, make_job, perceptron, resumed, simulated, strategies, strategy
+from conformance.jobs import blobs, make_job, named, perceptron, resumed, simulated, strategies, strategy
 from polyrhythm.errors import RequestError
 from polyrhythm.events import CheckpointSaved, Notice, WorkerProgress
 from polyrhythm.reporting.figures import RunFigures
@@ -82,7 +82,7 @@ def refuses(spec: str) -> str:
 POSSIBLE = [spec for spec in strategies() if not refuses(spec)]
 
 
-@pytest.mark.parametrize("spec", POSSIBLE)
+@pytest.mark.parametrize("spec", named(POSSIBLE))
 def test_every_strategy_goes_on_with_the_model_of_another(spec: str, tmp_path: Path) -> None:
     """After an epoch in which nothing is learned, the model is that of the strategy before, whatever held it."""
     optimizer = "sgd(lr=0.05, momentum=0)"
@@ -113,7 +113,7 @@ def test_an_outer_optimizer_neither_takes_nor_leaves_momenta(tmp_path: Path) -> 
     assert notice.endswith("after 1 epoch, with its optimizer's state")
 
 
-@pytest.mark.parametrize("spec", POSSIBLE)
+@pytest.mark.parametrize("spec", named(POSSIBLE))
 def test_every_strategy_leaves_its_model_to_the_next(spec: str, tmp_path: Path) -> None:
     if spec == "decoupled_diloco":
         spec += "(steps=2)"  # servers have the model once it is merged

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.jobs import make_job, result_of, strategies, strategy
+from conformance.jobs import make_job, named, result_of, strategies, strategy
 from polyrhythm.communication.forwarding import TimedCommunicator
 from polyrhythm.communication.message import HEADER_BYTES
 from polyrhythm.events import Event, WorkerTimings
@@ -32,7 +32,7 @@ def parts_of(events: list[Event]) -> list[StepParts]:
     return RunFigures.of(events).timings.of_workers()
 
 
-@pytest.mark.parametrize("spec", strategies())
+@pytest.mark.parametrize("spec", named(strategies()))
 def test_compute_is_the_models_and_all_else_communication(spec: str) -> None:
     """Nothing but computing and the network takes virtual time, and steps follow each other without a gap."""
     around = ConstantCluster(

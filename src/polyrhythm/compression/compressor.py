@@ -15,7 +15,7 @@ Randomness is a function of the seed, the step, the rank and the section, never 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -84,11 +84,6 @@ class Place:
             mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % (1 << 64)
             mixed ^= mixed >> 31
         return torch.Generator().manual_seed(mixed >> 1)
-
-
-def vector_place(numbers: int, **more: Any) -> Place:
-    """Return the place of a vector that is no matrix."""
-    return Place(1, numbers, **more)
 
 
 class Compressor(Config):

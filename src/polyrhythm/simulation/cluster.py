@@ -397,16 +397,6 @@ def _ready(folder: str) -> dict[str, Traversable]:
     }
 
 
-def ready_clusters() -> list[str]:
-    """Return the names of the clusters in the package."""
-    return list(_ready("clusters"))
-
-
-def ready_price_lists() -> list[str]:
-    """Return the names of the price lists in the package."""
-    return list(_ready("price_lists"))
-
-
 def open_cluster(name_or_file: str | Path) -> Cluster:
     """Return a ready cluster by name, or the one that a file describes.
 

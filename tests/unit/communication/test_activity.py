@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
 import pytest
 
 from polyrhythm.communication import activity as module
@@ -70,32 +67,3 @@ def test_a_test_is_work_but_what_it_waits_for_is_not(clock: Clock) -> None:
             clock.sleep(1.0)
         clock.sleep(2.0)
     assert activity.blocked.seconds == 1.0
-
-
-def test_other_threads_wait_for_themselves(clock: Clock) -> None:
-    activity = Activity(clock)
-    assert activity.blocked is not None
-
-    def beside(act: Callable[[], object]) -> None:
-        thread = threading.Thread(target=act)
-        thread.start()
-        thread.join()
-
-    beside(activity.noted(Done(clock), "sending").wait)
-    assert activity.blocked.seconds == 0.0
-
-
-def test_what_a_loss_breaks_off_counts_until_then(clock: Clock) -> None:
-    activity = Activity(clock)
-    assert activity.blocked is not None
-
-    def broken() -> None:
-        with activity.doing("adding up"):
-            clock.sleep(3.0)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        broken()
-    assert activity.blocked.seconds == 3.0
-    assert activity.now().what == COMPUTING
-    assert Activity().blocked is None

@@ -1,7 +1,5 @@
 """Works of a rank, one after the other."""
 
-import pytest
-
 from polyrhythm.communication.all_reduce import one_by_one
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
@@ -36,21 +34,3 @@ def test_each_begins_when_those_before_it_have_ended():
 
     play(body)
     assert lines == [("a", 0.0), ("b", 3.0), ("c", 4.0), ("d", 10.0)]
-
-
-def test_what_waits_behind_a_failure_fails_with_it():
-    def body(time, start):
-        turns, done = one_by_one(), []
-
-        def fail():
-            time.sleep(1.0)
-            raise ValueError("broken")
-
-        first = turns(start, fail)
-        second = turns(start, lambda: done.append("second"))
-        for handle in (second, first):
-            with pytest.raises(ValueError, match="broken"):
-                handle.wait()
-        assert done == []
-
-    play(body)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -20,36 +21,6 @@ R = Result(None, 1.0, False)
 
 
 # by hand
-
-
-def test_a_worker_that_lacks_a_result_is_handed_it() -> None:
-    found = form(
-        {0: Report(steps=4, merged=1), 1: Report(steps=5, merged=2, have=(1,)), 2: Report(steps=4, merged=1)}
-    )
-    assert found is not None
-    assert (found.members, found.newest, found.takes) == ((0, 1, 2), 1, ())
-    assert found.hands == ((1, 1, 0), (1, 1, 2))
-
-
-def test_a_result_that_nobody_holds_is_summed_up_again() -> None:
-    found = form({0: Report(steps=4, merged=1, have=(0,)), 2: Report(steps=4, merged=1, have=(0,))})
-    assert found is not None
-    assert not found.hands
-    assert not found.takes
-    assert found.members == (0, 2)
-
-
-def test_a_newcomer_is_given_the_state_and_the_result_that_the_newest_lacks() -> None:
-    reports = {
-        0: Report(),
-        1: Report(steps=4, merged=1, have=(0,)),
-        2: Report(steps=3, merged=1, have=(0, 1)),
-    }
-    found = form(reports)
-    assert found is not None
-    assert found.newest == 1
-    assert found.takes == (0,)
-    assert found.hands == ((1, 2, 0), (1, 2, 1))
 
 
 def test_a_result_of_a_group_is_handed_within_the_group_alone() -> None:
@@ -96,96 +67,6 @@ def test_who_drops_a_result_of_its_group_notes_that_there_was_one() -> None:
     following = log.open(apart=True)
     log.complete(following, R)
     assert (list(log.kept), log.apart) == ([3, 5], (4, 5))
-
-
-def test_a_worker_behind_is_given_the_state_where_no_result_is_kept() -> None:
-    found = form({0: Report(steps=4, merged=4), 1: Report(steps=5, merged=5), 2: Report(steps=5, merged=5)})
-    assert found is not None
-    assert found.newest == 1
-    assert found.takes == (0,)
-    assert not found.hands
-
-
-def test_nobody_has_a_state() -> None:
-    assert form({0: Report(), 3: Report()}) is None
-
-
-def test_a_worker_that_is_over_is_newest() -> None:
-    found = form({0: Report(steps=8, merged=2, over=True), 1: Report(steps=8, merged=2), 2: Report()})
-    assert found is not None
-    assert found.newest == 0
-    assert found.takes == (2,)
-
-
-def test_a_result_is_kept_until_a_later_entry_is_whole() -> None:
-    log = Log()
-    for number in range(3):
-        entry = log.open()
-        assert entry.number == number
-        assert entry.base == number
-        log.complete(entry, R)
-        assert list(log.kept) == [number]
-        log.merge(entry)
-    assert list(log.kept) == [2]
-    assert log.under_way is None
-
-
-def test_results_are_kept_while_a_worker_may_lack_them_though_several_entries_are_under_way() -> None:
-    log = Log()  # each is merged two entries later
-    first, second, third = log.open(), log.open(), log.open()
-    log.complete(first, R)
-    log.merge(first)
-    fourth = log.open()  # all have merged the first
-    assert fourth.base == 1
-    log.complete(second, R)
-    assert list(log.kept) == [0, 1]  # who lacks the second may lack the first as well
-    log.complete(third, R)
-    assert list(log.kept) == [0, 1, 2]
-    log.complete(fourth, R)
-    assert list(log.kept) == [1, 2, 3]
-
-
-def test_a_result_that_is_handed_early_is_there_when_its_entry_is_opened() -> None:
-    log = Log()
-    log.take(0, R)
-    assert log.under_way is None
-    entry = log.open()
-    assert entry.result is R
-    log.merge(entry)
-    log.take(0, Result(None, 2.0, True))  # merged already
-    assert log.kept == {0: R}
-
-
-def test_entries_are_merged_in_their_order() -> None:
-    log = Log()
-    log.open()
-    second = log.open()
-    log.complete(second, R)
-    with pytest.raises(AssertionError):
-        log.merge(second)
-
-
-def test_a_newcomer_begins_at_the_entry_of_another() -> None:
-    log, new = Log(), Log()
-    for _ in range(4):
-        entry = log.open()
-        log.complete(entry, R)
-        log.merge(entry)
-    new.load(log.merged, log.kept)
-    assert new.open().number == log.open().number == 4
-    assert new.kept == log.kept
-
-
-def test_a_step_that_is_begun_again_opens_its_entries_again() -> None:
-    log = Log()
-    entry = log.open()
-    log.complete(entry, R)
-    log.merge(entry)
-    log.open(), log.open()
-    log.give_up()
-    assert log.opened == 1
-    assert log.open().number == 1
-    assert not log.kept
 
 
 # all possible reports of three workers: each fresh, suspended, between steps, or over
@@ -251,12 +132,13 @@ class Worker:
 
     def copy(self) -> Worker:
         made = copy.copy(self)
+        made.__dict__.pop("key", None)
         if self.log is not None:
             made.log = copy.copy(self.log)
             made.log._entries = {number: copy.copy(entry) for number, entry in self.log._entries.items()}
         return made
 
-    @property
+    @cached_property  # a worker changes only as a copy, before it is asked
     def key(self) -> Any:
         log = self.log
         told = (
@@ -299,9 +181,11 @@ class Model:
             self.joins,
         )
 
-    def copy(self) -> Model:
+    def copy(self, move: tuple[Any, ...]) -> Model:
+        """Return a copy in which those workers are copies that the move changes."""
         made = copy.copy(self)
-        made.workers = [worker.copy() for worker in self.workers]
+        changes = move[1:2] or range(len(self.workers))
+        made.workers = [w.copy() if number in changes else w for number, w in enumerate(self.workers)]
         return made
 
     def moves(self) -> Iterator[tuple[Any, ...]]:
@@ -475,12 +359,12 @@ def test_all_interleavings_end_with_one_history(case: tuple[int, ...]) -> None:
                 assert all(w.log is not None and w.log.merged == entries for w in alive), "no move is left"
                 ends += 1
             for move in moves:
-                made = model.copy()
+                made = model.copy(move)
                 if not made.play(move):
                     continue
                 made.check()
-                if made.key not in seen:
-                    seen.add(made.key)
+                if (key := made.key) not in seen:
+                    seen.add(key)
                     following.append(made)
         front = following
     assert ends

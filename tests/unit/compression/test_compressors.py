@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
 
 from polyrhythm.communication.message import MalformedMessage
-from polyrhythm.compression.compressor import COMPRESSORS, RESIDUAL, Place, vector_place
+from polyrhythm.compression.compressor import COMPRESSORS, RESIDUAL, Place
 from polyrhythm.compression.compressors.power_sgd import orthonormal
 from polyrhythm.compression.compressors.random_k import drawn
 from polyrhythm.compression.in_pieces import Uniforms
@@ -37,6 +38,9 @@ SHAPES = [(64, 30), (64,), (4, 3, 3, 3), (10, 64), (10,)]
 SIZE = sum(math.prod(shape) for shape in SHAPES)
 EXACT = {"top_k", "dgc", "random_k"}
 """Those whose entries are copies or zero."""
+
+
+vector_place = partial(Place, 1)
 
 
 def compressor(spec):

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from polyrhythm.data.balance import BALANCES, Controller, Decided, Shape, split
+from polyrhythm.data.balance import BALANCES, Controller, Shape, split
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build
 
@@ -54,15 +54,6 @@ def test_a_worker_that_slows_down_and_recovers_is_followed_within_five_steps(fix
         assert len([step for step in changes if step >= SLOW.stop + 12]) <= 1
 
 
-def test_noise_widens_the_dead_band():
-    shapes = [Shape(0.2, 0.8 * WORKERS / BATCH)] * WORKERS
-    quiet = [
-        len([step for step in followed(seed, 0.05, shapes, known=True)[1] if step < SLOW.start])
-        for seed in range(100)
-    ]
-    assert sum(quiet) / len(quiet) / SLOW.start < 0.03
-
-
 @pytest.mark.parametrize("slowed", [(1.1, 1.3), (1.3, 1.1)])
 def test_after_a_slow_while_parts_go_back_to_where_all_end_together(slowed):
     # As measured on two cores of which one is mostly taken: milliseconds of a step of so many images.
@@ -88,36 +79,6 @@ def test_noise_gives_even_machines_no_unequal_parts_however_many_there_are(worke
             controller.observe(measured, controller.sizes)
             lost.append(max(controller.sizes) / 64 - 1)
     assert sum(lost) / len(lost) < 0.03
-
-
-@pytest.mark.parametrize("workers", [2, 4, 16])
-def test_a_careful_controller_takes_no_noise_for_uneven_machines(workers):
-    for seed in range(20):
-        random, controller = Random(seed), Controller(64 * workers, workers, careful=True)
-        for _ in range(200):
-            measured = [size * random.lognormvariate(0, 0.1) for size in controller.sizes]
-            assert not controller.observe(measured, controller.sizes)
-
-
-@pytest.mark.parametrize("workers", [2, 16])
-def test_a_careful_controller_waits_for_a_second_interruption_in_turn(workers):
-    controller = Controller(64 * workers, workers, careful=True)
-    for decision in range(58):
-        interrupted = decision % 7 == 3
-        measured = [
-            size * (5 if interrupted and not worker else 1) for worker, size in enumerate(controller.sizes)
-        ]
-        assert not controller.observe(measured, controller.sizes)
-    slow = [5 * controller.sizes[0], *controller.sizes[1:]]
-    assert [controller.observe(slow, controller.sizes) for _ in range(2)] == [False, True]
-
-
-def test_a_careful_controller_takes_two_percent_that_are_certain():
-    controller = Controller(4000, 2, careful=True)
-    changed = [controller.observe([1.05, 1.0], controller.sizes) for _ in range(40)]
-    assert any(changed)
-    controller = Controller(4000, 2, careful=True)
-    assert not any(controller.observe([1.03, 1.0], controller.sizes) for _ in range(40))
 
 
 def test_uneven_machines_of_different_shapes_end_together():
@@ -160,20 +121,6 @@ def test_memory_limits_hold_and_others_take_the_rest():
     assert sum(controller.sizes) == 100
 
 
-def test_nobody_has_less_than_the_least():
-    controller = Controller(64, 4, least=2)
-    controller.observe([1.0, 1.0, 1.0, 1000.0], controller.sizes)
-    assert controller.sizes[3] == 2
-    assert sum(controller.sizes) == 64
-
-
-def test_a_larger_global_batch_is_shared_alike():
-    controller = Controller(60, 3, weights=[3, 2, 1])
-    assert controller.sizes == (30, 20, 10)
-    controller.resize(120)
-    assert controller.sizes == (60, 40, 20)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_largest_remainders(seed):
     random = Random(seed)
@@ -186,22 +133,6 @@ def test_largest_remainders(seed):
     up = [each - int(each) for part, each in zip(parts, exact, strict=True) if part > int(each)]
     down = [each - int(each) for part, each in zip(parts, exact, strict=True) if part == int(each)]
     assert not up or not down or min(up) >= max(down) - 1e-12
-
-
-def test_decided_parts_hold_from_their_step_on():
-    decided = Decided(changes=((3, (5, 3)), (7, (6, 2))))
-    assert [decided.parts(step) for step in (0, 2, 3, 6, 7, 100)] == [(), (), *[(5, 3)] * 2, *[(6, 2)] * 2]
-
-
-def test_decided_parts_of_a_group_hold_until_the_group_changes_them():
-    decided = Decided(changes=((3, (5, 3, 0, 0)), (1, (0, 0, 7, 1)), (4, (0, 0, 6, 2)), (9, (4, 4, 0, 0))))
-    assert [decided.parts(step) for step in (0, 2, 3, 4, 9)] == [
-        (),
-        (0, 0, 7, 1),
-        (5, 3, 7, 1),
-        (5, 3, 6, 2),
-        (4, 4, 6, 2),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -100,36 +100,6 @@ def test_waiting_for_batches_is_counted_with_the_processor_time_meanwhile(ahead,
     assert loader.waits.taken() == (0, 0)
 
 
-def test_the_background_thread_stays_ahead_by_as_many_as_asked():
-    made = threading.Semaphore(0)
-    steps = []
-
-    def count(images, _):
-        steps.append(len(steps))
-        made.release()
-        return images
-
-    batches = Loader(numbered(20), Share(0, 1, 2, seed=0), count, ahead=3).epoch(0)
-    assert next(batches).step == 0
-    # The first, and three more, without anyone asking for them.
-    assert all(made.acquire(timeout=10) for _ in range(4))
-    batches.close()
-    assert len(steps) == 4
-
-
-def test_closing_ends_the_thread():
-    batches = Loader(numbered(100), Share(0, 1, 2, seed=0), ahead=2).epoch(0)
-    next(batches)
-    assert threads() != []
-    batches.close()
-    assert threads() == []
-
-
-def test_exhausting_ends_the_thread():
-    assert len(list(Loader(numbered(10), Share(0, 1, 2, seed=0), ahead=2).epoch(0))) == 5
-    assert threads() == []
-
-
 def test_an_exception_in_the_background_surfaces_at_its_batch():
     order = epoch_order(20, 0, 0)
 
@@ -194,12 +164,3 @@ def test_gathering_for_many_workers_takes_no_more_than_its_bound_together(monkey
         gathered.clear()
         next(iter(Loader(split, Share(0, workers, 5, seed=0)).epoch(0)))
         assert gathered == [images]
-
-
-def test_batches_that_are_gathered_in_memory_are_not_waited_for():
-    share = Share(0, 1, 4, seed=1)
-    gathered, changed = Loader(numbered(40), share), Loader(numbered(40), share, noise)
-    for loader in (gathered, changed):
-        assert len(list(loader.epoch(0))) == 10
-    assert gathered.waits.taken() == (0.0, 0.0)
-    assert changed.waits.taken()[0] > 0

@@ -68,14 +68,6 @@ def test_one_patience_is_for_all_that_is_waited_for(store: dist.Store) -> None:
     assert looks == [1]
 
 
-def test_what_is_seen_meanwhile_ends_the_waiting(store: dist.Store) -> None:
-    def look() -> None:
-        raise KeyError("seen")
-
-    with pytest.raises(KeyError, match="seen"):
-        Patience().looking(look).key(store, "k", 1)
-
-
 def test_a_store_that_is_gone_is_an_error_and_a_slow_one_is_not() -> None:
     with pytest.raises(
         RunError, match=r"^the store is gone while waiting for other ranks to join: no such host$"

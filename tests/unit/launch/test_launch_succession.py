@@ -6,24 +6,6 @@ from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.launch.supervisor import Succession
 
 
-def test_pauses_double_for_the_same_worker_and_restarts_are_of_a_rank() -> None:
-    made = Succession(3)
-    assert made.lose(Peer(1, 0), 10.0) == 0.5
-    assert made.lose(Peer(2, 0), 10.1) == 0.5
-    assert made.next_s() == 10.5
-    assert made.take_due(10.4) == []
-    assert made.take_due(10.5) == [Peer(1, 1)]
-    assert made.take_due(10.7) == [Peer(2, 1)]
-    assert made.next_s() is None
-    assert made.lose(Peer(1, 1), 11.0) == 1.0
-    assert made.lose(Peer(1, 2), 13.0) == 2.0  # after 1 s
-    assert not made.allows(1, 20.0)
-    assert made.lose(Peer(1, 3), 20.0) is None
-    assert made.take_due(15.0) == [Peer(1, 2), Peer(1, 3)]
-    assert made.next_s() is None
-    assert made.lose(Peer(2, 1), 20.0) == 0.5
-
-
 def test_pauses_have_a_limit() -> None:
     made = Succession(20)
     pauses = [made.lose(Peer(1, generation), 0.0) for generation in range(9)]
@@ -35,24 +17,6 @@ def test_a_successor_that_lived_long_is_replaced_soon() -> None:
     assert made.lose(Peer(1, 0), 0.0) == 0.5  # and it starts at 0.5
     assert made.lose(Peer(1, 1), 2.49) == 1.0  # after less than 2 s; the next one starts at 3.49
     assert made.lose(Peer(1, 2), 7.5) == 0.5  # after 4 s
-
-
-def test_none_start_when_it_is_over() -> None:
-    made = Succession(2)
-    made.lose(Peer(1, 0), 0.0)
-    made.cancel()
-    assert made.take_due(100.0) == []
-    assert made.next_s() is None
-    assert made.lose(Peer(1, 0), 0.0) is None
-
-
-def test_the_one_whom_the_others_wait_for_starts_all_the_same() -> None:
-    made = Succession(9)
-    for rank in (0, 1):
-        made.lose(Peer(rank, 0), 0.0)
-    made.cancel(spare=0)
-    assert not made.allows(0, 0.0)
-    assert made.take_due(100.0) == [Peer(0, 1)]
 
 
 def test_one_whom_all_wait_for_starts_at_once_unless_the_last_one_died_soon() -> None:

@@ -6,20 +6,17 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from polyrhythm.communication.activity import COMPUTING, Activity
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.rank import CLOSING_PATIENCE_S
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous, host_store
 from polyrhythm.launch import watchdog
 from polyrhythm.launch import watchdog as lived_clock
@@ -34,8 +31,6 @@ from polyrhythm.launch.watchdog import (
     core_use,
     publish,
     read,
-    show_beat,
-    shown_beat,
 )
 
 _LEAVE_IF_CUT_OFF = Watchdog._leave_if_cut_off
@@ -85,13 +80,6 @@ def test_limits_are_a_multiple_of_what_is_measured_and_never_below_the_floor() -
     assert dog.limit_s([]) == 3.0
     assert dog.limit_s([0.1, 0.2, 0.1]) == 3.0
     assert dog.limit_s([1.0, 2.0, 40.0]) == GAPS * 2.0
-
-
-def test_who_leaves_waits_for_longer_than_a_cut_that_nobody_is_lost_by() -> None:
-    """Else a worker that is through while its host is cut off is lost, though all that it did has been done."""
-    cut_s = watchdog.LOST_AFTER * watchdog.FLOOR_S + watchdog.MARGIN_BEATS * watchdog.SLOWEST_BEAT_S
-    sent_again_s = 0.2 * 2**6  # by TCP, at the most, after a cut of that length
-    assert cut_s + sent_again_s < CLOSING_PATIENCE_S
 
 
 def test_who_never_beats_again_is_diagnosed_with_stacks_then_taken_for_lost(tmp_path: Path) -> None:
@@ -193,78 +181,6 @@ def test_a_rank_of_this_host_is_not_silent_while_it_waits_for_a_core(
     assert any("is taken for lost" in text for text in said) == (not starves)
 
 
-def test_beats_that_a_rank_of_this_host_shows_count_without_the_store(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store, said = host_store(), []  # type: dist.TCPStore, list[str]
-    over, shows = threading.Event(), threading.Thread(target=lambda: over.wait())
-    shows.start()
-    pulse = Pulse(
-        1, 0, role="worker 1", beat=7, host="host 0", process=os.getpid(), thread=shows.native_id or 0
-    )
-    publish(store, pulse)
-    dog = Watchdog(setting(store, 0, said))
-    monkeypatch.setattr(watchdog.os, "kill", lambda process, number: None)
-    monkeypatch.setattr(watchdog, "core_use", lambda process: CoreUse())
-    asked: list[list[str]] = []
-    multi_get = dog._store.inner.multi_get
-    dog._store = SimpleNamespace(  # type: ignore[assignment]
-        **{
-            name: getattr(dog._store.inner, name)
-            for name in ("set", "add", "check", "compare_set", "queue_push")
-        },
-        multi_get=lambda keys: asked.append(keys) or multi_get(keys),
-    )
-    try:
-        for look in range(100):
-            dog._clock.now_s = 0.1 * look
-            show_beat(look, pulse.thread)
-            assert shown_beat(pulse) == look
-            dog._look_around()
-        assert not said
-        assert not any("pulse/1" in keys for keys in asked[-90:])
-        for look in range(100, 200):
-            dog._clock.now_s = 0.1 * look
-            dog._look_around()
-        assert ["has been silent" in said[0], "is taken for lost" in said[1]] == [True, True]
-        publish(store, replace(pulse, left=True))
-    finally:
-        over.set()
-        shows.join()
-    ends_s = time.monotonic() + 20  # the system may take the thread away a little after it was joined
-    while shown_beat(pulse) is not None:
-        assert time.monotonic() < ends_s
-
-
-def test_the_first_pulse_of_a_rank_names_the_thread_that_shows_its_beats(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    over = threading.Event()
-    monkeypatch.setattr(Watchdog, "_watch", lambda self: None)
-    monkeypatch.setattr(Watchdog, "_leave_if_cut_off", lambda self: over.wait())
-    store = host_store()
-    with Watchdog(setting(store, 0, [])) as dog:
-        pulse = read(store, [0])[0]
-        assert (pulse.beat, pulse.thread) == (0, dog._fence.native_id)
-        assert (pulse.process, pulse.host) == (os.getpid(), "host 0")
-        over.set()
-
-
-def test_a_rank_shows_its_beats_and_on_loopback_never_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "answers", lambda store, patience_s: False)
-    monkeypatch.setattr(watchdog, "LivedClock", Counted)
-    dog = Watchdog(setting(host_store(), 0, [], floor_s=3.0))
-    monkeypatch.setattr(dog, "_leave", lambda why: pytest.fail(why))
-    dog._asks, dog._over = True, Pauses(400)  # type: ignore[assignment]
-    before = Path("/proc/thread-self/comm").read_text()
-    try:
-        _LEAVE_IF_CUT_OFF(dog)
-        shown = Pulse(0, 0, role="worker 0", process=os.getpid(), thread=threading.get_native_id())
-        assert shown_beat(shown) == 400
-    finally:
-        Path("/proc/thread-self/comm").write_text(before)
-
-
 def test_what_hundreds_of_ranks_do_is_counted() -> None:
     pulses = [
         Pulse(rank, 0, role=f"worker {rank}", step=3 + rank % 2, doing=f"adding up over ranks 0, {rank}")
@@ -276,23 +192,6 @@ def test_what_hundreds_of_ranks_do_is_counted() -> None:
     text = "128 ranks at steps 3 to 4: 100 adding up over ranks …, 28 computing"
     assert activities(pulses + computing) == text
     assert activities(pulses[:2]) == "; ".join(pulse.text for pulse in pulses[:2])
-
-
-def test_an_activity_knows_what_its_rank_does_and_what_its_steps_take() -> None:
-    activity = Activity()
-    assert activity.now().what == COMPUTING
-    with activity.doing("waiting"), activity.doing("testing", takes_long=True):
-        assert activity.now()[::2] == ("testing", True)
-        thread = threading.Thread(target=lambda: activity.doing("sending").__enter__())
-        thread.start()
-        thread.join()
-        assert activity.now().what == "testing"
-    assert activity.now().what == COMPUTING
-    assert activity.median_step_s() is None
-    for step in range(5):
-        activity.step_done(step + 1)
-    assert activity.step == 5
-    assert 0 <= (activity.median_step_s() or 0) < 1
 
 
 class SilentOnce:
@@ -381,27 +280,6 @@ class Counted:
         return 0.25
 
 
-def test_a_way_that_is_there_for_less_than_a_second_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two cuts with 0.9 s between them: the store is tried ten times a beat, and told of this rank at once."""
-    answered: list[bool] = []
-
-    def answers(store: object, patience_s: float) -> bool:
-        answered.append(len(answered) == 5)
-        return answered[-1]
-
-    monkeypatch.setattr(watchdog, "LivedClock", Counted)
-    monkeypatch.setattr(watchdog, "answers", answers)
-    dog = Watchdog(setting(host_store(), 0, [], floor_s=3.0, address=_AFAR))
-    dog._asks = True
-    beats: list[float] = []
-    monkeypatch.setattr(dog, "_watch", lambda connection: beats.append(connection))
-    dog._over = fence = Pauses(13)  # type: ignore[assignment]
-    _LEAVE_IF_CUT_OFF(dog)
-    assert beats == [1]
-    usual, tries = [0.5] * 7, [0.05] * 6
-    assert fence.asked_s == [*usual, *tries, 0.5]
-
-
 @pytest.mark.parametrize("reachable", [True, False])
 def test_only_who_cannot_connect_to_the_store_leaves(
     reachable: bool, monkeypatch: pytest.MonkeyPatch
@@ -421,12 +299,3 @@ def test_only_who_cannot_connect_to_the_store_leaves(
     else:
         assert left
         assert not connections
-
-
-@pytest.mark.parametrize(("connection", "first_s"), [(0, 0.5), (1, 0.0)])
-def test_over_another_connection_a_rank_speaks_at_once(connection: int, first_s: float) -> None:
-    dog = Watchdog(setting(host_store(), 0, [], floor_s=3.0))
-    dog._connections = connection
-    dog._over = pauses = Pauses(2)  # type: ignore[assignment]
-    dog._watch(connection)
-    assert pauses.asked_s == [first_s, 0.5, 0.5]

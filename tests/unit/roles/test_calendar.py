@@ -4,7 +4,6 @@ import pytest
 
 from polyrhythm.data.dealing import Begun, batch_images, steps_per_epoch
 from polyrhythm.roles.job import Calendar
-from polyrhythm.training.schedules.cosine import Cosine
 
 
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (4, 8, 8, 16), (1, 2), (60,), (3, 300)])
@@ -31,19 +30,6 @@ def test_against_counting(sizes, workers):
     assert calendar.epoch_of(step) == calendar.epochs_done(step) == len(sizes)
 
 
-def test_epochs_that_are_alike_need_no_starts():
-    length = Calendar(53, 3, (4, 4)).length
-    assert (length.steps_per_epoch, length.epochs, length.global_batch, length.starts) == (5, 2, 12, ())
-    assert [length.nominal(step) for step in (0, 7, 12)] == [0, 7, 12]
-
-
-def test_the_nominal_place_follows_the_images():
-    length = Calendar(48, 1, (4, 8, 24)).length  # 12, 6 and 2 steps
-    assert length.total_steps == 20
-    found = [length.nominal(step) for step in (0, 11, 12, 15, 18, 19, 20)]
-    assert found == [0, 11, 12, 18, 24, 30, 36]
-
-
 def test_an_epoch_that_others_began_has_the_numbers_of_its_last_steps():
     calendar = Calendar(
         53, 2, (4, 4, 4), Begun({1: ((2, 2, 2),)})
@@ -66,32 +52,6 @@ def test_schedules_of_growing_batches_go_on_at_the_images_that_were_seen():
     ]  # of 6 and 3 steps, 2 of the latter are left
     assert calendar.length == usual
     assert [calendar.length.nominal(step) for step in (6, 7, 8, 9)] == [6, 8, 10, 12]
-
-
-def test_what_is_begun_is_counted_from_each_workers_steps():
-    calendar = Calendar(24, 2, (4, 4, 4))  # 3 steps an epoch
-    assert calendar.begun_with([3, 3]) == {}
-    assert calendar.begun_with([4, 4]) == {1: ((1, 1),)}
-    assert calendar.begun_with([2, 4]) == {0: ((2, 3),), 1: ((0, 1),)}
-    assert calendar.begun_with([9, 9]) == {}
-    again = Calendar(24, 3, (4, 4, 4), Begun(calendar.begun_with([2, 4])))
-    assert [again.images_left(epoch) for epoch in range(3)] == [4, 20, 24]
-    assert [again.start(epoch) for epoch in range(4)] == [1, 2, 4, 6]
-    assert again.begun_with([1, 1, 1]) == {0: ((2, 3),), 1: ((0, 1),)}
-    assert again.begun_with([2, 2, 2]) == {1: ((0, 1),)}
-    assert again.begun_with([3, 2, 2]) == {1: ((0, 1), (1, 0, 0))}
-
-
-def test_a_run_that_ends_inside_its_last_epoch():
-    calendar = Calendar(53, 2, (4, 4, 4), steps=16)  # 7 steps an epoch
-    assert calendar.dealt == (53, 53, 16)
-    assert [calendar.start(epoch) for epoch in range(4)] == [0, 7, 14, 16]
-    assert calendar.total_steps == calendar.length.total_steps == calendar.length.nominal_steps == 16
-    assert calendar.epochs_done(16) == round(2 + 2 / 7, 3)
-    assert [calendar.images(step, 0) for step in (14, 15)] == [4, 4]
-    assert Calendar(53, 2, (4, 4, 4), steps=21).length == Calendar(53, 2, (4, 4, 4)).length
-    assert Cosine().factor_at(16, calendar.length) == 0
-    assert Cosine().factor(8, calendar.length) == pytest.approx(0.5)
 
 
 def test_what_makes_no_full_step_can_be_left_out():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -64,52 +63,8 @@ def test_two_flips_and_an_exchange_of_two_values_change_it(size: int, one: int, 
     assert digest_of([vector]) != before
 
 
-def verdict(digests: list[int], step: int = 20, into: DigestComparison | None = None) -> Verdict | None:
-    comparison = DigestComparison() if into is None else into
-    members = tuple(range(len(digests)))
-    found = [
-        comparison.add(StateDigests(0, step, ((digest, 0, (worker,)),)), 0, members)
-        for worker, digest in enumerate(digests)
-    ]
-    assert found[:-1] == [None] * (len(digests) - 1)
-    return found[-1]
-
-
-@pytest.mark.parametrize(
-    ("digests", "differing", "majority"),
-    [
-        ([5, 5, 5], (), True),
-        ([5, 6, 5], (1,), True),
-        ([6, 5, 5], (0,), True),
-        ([5, 6, 5, 7, 5], (1, 3), True),
-        ([5, 6], (0, 1), False),
-        ([5, 5, 6, 6], (0, 1, 2, 3), False),
-        ([5, 6, 7], (0, 1, 2), False),
-    ],
-)
-def test_only_more_than_half_of_the_members_are_a_majority(
-    digests: list[int], differing: tuple[int, ...], majority: bool
-) -> None:
-    assert verdict(digests) == Verdict(20, None, differing, majority)
-
-
-def test_a_verdict_has_the_step_of_the_last_agreement() -> None:
-    comparison = DigestComparison()
-    verdict([5, 5], 20, comparison)
-    verdict([7, 7], 40, comparison)
-    assert verdict([8, 9], 60, comparison) == Verdict(60, 40, (0, 1), False)
-
-
 def digests(worker: int, number: int, step: int, digest: int, rounding: int = 0) -> StateDigests:
     return StateDigests(number, step, ((digest, rounding, (worker,)),))
-
-
-def test_digests_of_another_view_are_ignored() -> None:
-    comparison = DigestComparison()
-    assert comparison.add(digests(0, 0, 20, 5), 0, (0, 1)) is None
-    assert comparison.add(digests(1, 0, 20, 6), 1, (0, 1)) is None  # the view has changed
-    assert comparison.add(digests(0, 1, 40, 5), 1, (0, 1)) is None
-    assert comparison.add(digests(1, 1, 40, 5), 1, (0, 1)) == Verdict(40, None, (), True)
 
 
 def test_members_that_round_differently_are_not_compared() -> None:

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.jobs import OPTIMIZERS, strategies, strategy
+from conformance.jobs import OPTIMIZERS, strategy
 from polyrhythm.communication.message import Message
 from polyrhythm.data.dealing import batch_indices, epoch_order, steps_per_epoch
-from polyrhythm.events import RunEnded, RunStarted, WorkerProgress
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.run import dry_events
 from polyrhythm.simulation.simulated_run import ConstantCluster
@@ -34,38 +33,6 @@ def test_batches_are_as_large_as_in_training() -> None:
     for step in range(10):
         for worker in range(3):
             assert made.images(worker, step) == len(batch_indices(order, step % 5, worker, 3, 4))
-
-
-@pytest.mark.parametrize("spec", strategies())
-def test_every_strategy_can_be_run_dry(spec: str) -> None:
-    events = dry_events(dry_run(spec), ConstantCluster(step_s=lambda worker: 0.1 + 0.01 * worker))
-    assert isinstance(events[0], RunStarted)
-    assert events[0].parameters == 10_000_000
-    assert isinstance(events[-1], RunEnded)
-    result = events[-1].result
-    assert (events[-1].outcome, result["steps"], result["epochs"]) == ("done", 5, 1)
-    assert result["images_per_s"] == pytest.approx(3 * 5 * 4 / result["seconds"])
-    said = [event for event in events if isinstance(event, WorkerProgress)]
-    assert {worker: sum(event.steps for event in said if event.worker == worker) for worker in range(3)} == {
-        0: 5,
-        1: 5,
-        2: 5,
-    }
-
-
-def test_a_wish_to_stop_is_heard() -> None:
-    around = ConstantCluster(step_s=lambda worker: 1.0, stop_at_s=2.5)
-    for spec in ("synchronous", "parameter_server"):
-        ended = dry_events(dry_run(spec, steps=50), around)[-1]
-        assert isinstance(ended, RunEnded)
-        assert ended.outcome == "interrupted"
-        assert 2 <= ended.result["steps"] <= 5
-
-
-def test_many_workers_have_few_events() -> None:
-    assert dry_run("parameter_server", workers=10_000, steps=100).steps_per_report == 100
-    assert dry_run("parameter_server", workers=1_000, steps=100).steps_per_report == 25
-    assert dry_run("parameter_server", workers=2, steps=1000).steps_per_report == 50
 
 
 def test_given_gradients_are_applied_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.roles import replica as module
 from polyrhythm.roles.replica import Replica
-from polyrhythm.roles.world import DrawnPace, World
+from polyrhythm.roles.world import World
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerPart
@@ -85,18 +85,6 @@ def three_layers():
     return nn.Sequential(*(nn.Linear(3, 3, bias=False) for _ in range(3)))
 
 
-def test_hooks_announce_all_buckets_but_the_last_in_order_with_final_gradients():
-    made, reference = make(three_layers()), three_layers()
-    reference(torch.ones(2, 3)).sum().backward()
-    assert learn(made, Step(7, stop=True)) is True
-    uses = ["use 2", "use 1", "use 0"]
-    # with bucket 2 the backward pass is over, which needs no word
-    assert made.part.lines == ["begin 7", *uses, "ready 0", "ready 1", "done 7 at 0.5"]
-    assert torch.equal(made.part.gradients[0][:9], reference[2].weight.grad.reshape(-1))
-    assert torch.equal(made.part.gradients[1], reference[1].weight.grad.reshape(-1))
-    assert torch.equal(made.flat.gradients, torch.zeros(27))
-
-
 def test_a_layer_used_twice_is_ready_once_and_one_never_used_holds_those_after_it_back():
     made = make(Twice())
     for number in range(2):
@@ -111,27 +99,6 @@ def test_several_backward_passes_in_a_step_announce_nothing():
     learn(made, Step(0))
     made.announce(0)
     assert not any(line.startswith("ready") for line in made.part.lines)
-
-
-def test_a_drawn_pace_announces_by_itself():
-    made = make(nn.Sequential(nn.Linear(3, 3, bias=False)), DrawnPace(VirtualTime(), lambda: 0.1))
-    made.begin(Step(0))
-    made.model(torch.ones(2, 3)).sum().backward()
-    assert made.part.lines == ["begin 0"], "hooks would switch ranks in the middle of a pass"
-    made.use(0)
-    made.announce(0)
-    assert made.part.lines == ["begin 0", "use 0", "ready 0"]
-
-
-def test_a_drawn_pass_is_played_bucket_by_bucket_only_to_those_who_listen(monkeypatch):
-    pace = DrawnPace(VirtualTime(), lambda: 0.1)
-    made = make(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 9, bias=False)), pace)
-    assert made.pass_shares((0.75, 0.25)) == (0.75, 0.25)
-    monkeypatch.setattr(Diary, "before_use", WorkerPart.before_use)
-    made = make(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 9, bias=False)), pace)
-    assert made.pass_shares((0.75, 0.25)) == (0.75, 0.25), "buckets are announced"
-    deaf = make(nn.Sequential(nn.Linear(3, 3, bias=False)), pace, announce=False)
-    assert deaf.pass_shares((0.75, 0.25)) == ()
 
 
 def test_what_is_not_trained_becomes_worker_0s():

@@ -44,10 +44,6 @@ def test_staleness_without_servers_is_that_of_all_workers():
     assert found == {"mean": 0.0, "max": 0, "histogram": {"0": 8}}
 
 
-def test_staleness_of_nothing():
-    assert staleness_figures([account()], []) == {"mean": 0.0, "max": 0, "histogram": {}}
-
-
 def test_bytes_are_everybodys_for_a_step_of_one_worker():
     accounts = [account(session_steps=10), account(1, session_steps=6, bytes_sent=600)]
     assert bytes_per_step(accounts, [{"bytes_sent": 400}]) == 2000 / 16

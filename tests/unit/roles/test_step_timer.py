@@ -76,26 +76,3 @@ def test_laps_add_up_to_the_step_and_blocked_time_is_taken_off_them() -> None:
     assert from_json(told.to_json()) == told
     again = timer.report(progress(81.0, 2), in_step=False)
     assert again == WorkerTimings(time_s=told.time_s, worker=1, step=2, steps=0)
-
-
-def test_a_step_that_was_broken_off_is_forgotten() -> None:
-    clock = Clock()
-    timer = StepTimer(clock, Blocked(clock), Timekeeping())
-    timer.begin()
-    clock.sleep(3.0)
-    timer.lap("forward")
-    timer.begin()
-    clock.sleep(1.0)
-    timer.end_step(1)
-    told = timer.report(progress(4.0, 1), in_step=False)
-    assert told == WorkerTimings(time_s=4.0, worker=1, step=1, steps=1, other_s=1.0)
-
-
-def test_a_lap_ends_when_the_device_has_done_its_work() -> None:
-    clock = Clock()
-    timer = StepTimer(clock, Blocked(clock), Timekeeping(finish=lambda: clock.sleep(1.0)))
-    timer.begin()
-    timer.lap("forward")
-    timer.end_step(1)
-    told = timer.report(progress(2.0, 1), in_step=False)
-    assert (told.forward_s, told.other_s) == (1.0, 1.0)

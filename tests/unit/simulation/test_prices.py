@@ -12,7 +12,6 @@ from polyrhythm.simulation.cluster import (
     cluster_text,
     open_prices,
     parse_cluster,
-    ready_price_lists,
 )
 
 LIST = """
@@ -44,7 +43,6 @@ def test_every_rate_is_told_by_the_hour() -> None:
 
 def test_the_report_s_prices_are_those_of_its_table() -> None:
     """Table 1: 4 n1-standard-8 for a year 12,244.24; one with 4 K80 20,595.77."""
-    assert ready_price_lists() == ["google_2017"]
     found = open_prices("google_2017")
     assert (found.currency, found.date) == ("USD", "2017-08")
     assert 4 * 8760 * found.of_an_hour("n1-standard-8") == pytest.approx(12_244.24)

@@ -11,7 +11,7 @@ from polyrhythm.events import Event
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import ConstantCluster, simulate, simulate_on
+from polyrhythm.simulation.run import simulate_on
 from polyrhythm.simulation.timeline import Timeline
 from simulation.traces import wide
 from unit.simulation.clusters import cluster
@@ -37,30 +37,6 @@ def test_steps_in_step_take_as_long_as_the_slowest_of_exponential_workers() -> N
     deviation = 2 * float(sum(Fraction(1, number**2) for number in range(1, workers + 1))) ** 0.5
     assert result["steps"] == steps
     assert result["seconds"] / steps == pytest.approx(expected, abs=4 * deviation / steps**0.5)
-
-
-def test_gradients_of_equal_workers_are_others_updates_old() -> None:
-    """N-1 each, but for ties: who computes as long as others may be overtaken, and overtakes in turn."""
-    workers = 4
-    data = blobs(train=160, test=3)  # no ragged batch at the end
-    job = make_job("parameter_server(placement=dedicated)", workers, epochs=1, dataset=data)
-    result = result_of(on(cluster({"count": workers + 1}), job))
-    histogram = {int(key): count for key, count in result["staleness"]["histogram"].items()}
-    assert sum(histogram.values()) == result["steps"] * workers
-    assert max(histogram, key=histogram.__getitem__) == workers - 1
-    assert result["staleness"]["mean"] == pytest.approx(workers - 1, rel=0.1)
-
-
-def test_the_cluster_does_not_change_what_is_learned_in_step() -> None:
-    slow = cluster(
-        {"count": 3},
-        nic={"latency_s": 0.1, "bandwidth_bytes_per_s": 1e4},
-        step_time="log_normal(median=1, sigma=0.5)",
-    )
-    modeled = result_of(on(slow, make_job("synchronous", 3)))
-    plain = result_of(simulate(make_job("synchronous", 3), ConstantCluster()))
-    assert modeled["parameters_sha256"] == plain["parameters_sha256"]
-    assert modeled["seconds"] > plain["seconds"]
 
 
 def test_a_servers_nic_saturates_and_a_second_server_helps() -> None:

@@ -63,16 +63,6 @@ def test_buckets_that_meet_on_the_link_take_turns() -> None:
     assert _seconds(sizes, 4) == pytest.approx(0.60, rel=2e-3)
 
 
-def test_equal_workers_are_n_minus_1_updates_stale() -> None:
-    workers, steps = 20, 30
-    made = _dry_run("parameter_server", workers, steps, ModelSizes((25_000_000,), (1.0,)))
-    around = ConstantCluster(step_s=lambda worker: 1.0, bandwidth_bytes_per_s=1e12)
-    staleness = dry_events(made, around)[-1].to_json()["result"]["staleness"]
-    histogram = {int(key): count for key, count in staleness["histogram"].items()}
-    # the first gradient of each is as old as those before it are many
-    assert histogram == {**dict.fromkeys(range(workers - 1), 1), workers - 1: workers * (steps - 1) + 1}
-
-
 def test_two_servers_halve_what_their_links_must_carry() -> None:
     """20 workers push and pull 40 MB a step; links of 1 GB/s let a server take 25 gradients a second."""
     sizes = ModelSizes((10_000_000,), (1.0,))

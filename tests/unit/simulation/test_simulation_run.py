@@ -6,7 +6,6 @@ import pytest
 
 from conformance.jobs import make_job, result_of
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
-from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.run import ConstantCluster, simulate
@@ -66,31 +65,6 @@ def test_a_slow_network_costs_what_its_formula_says() -> None:
     assert first.wait_s == pytest.approx(4 * exchange_s, rel=1e-9)
 
 
-def test_the_network_does_not_change_what_is_learned_in_step() -> None:
-    slow = simulate(make_job("synchronous", 2), ConstantCluster(latency_s=1.0, bandwidth_bytes_per_s=1e3))
-    fast = simulate(make_job("synchronous", 2), ConstantCluster(**FAST))
-    assert result_of(slow)["seconds"] > 10 * result_of(fast)["seconds"]
-    assert result_of(slow)["parameters_sha256"] == result_of(fast)["parameters_sha256"]
-
-
-@pytest.mark.parametrize("spec", ["synchronous", "parameter_server"])
-def test_the_same_run_gives_the_same_events(spec: str) -> None:
-    cluster = ConstantCluster(step_s=lambda worker: 0.01 * (1 + 0.37 * worker))
-    first, second = (simulate(make_job(spec, 3), cluster) for _ in range(2))
-    assert [event.to_json() for event in first] == [event.to_json() for event in second]
-
-
-def test_a_wish_to_stop_ends_the_run_early() -> None:
-    events = simulate(
-        make_job("synchronous", 2), ConstantCluster(step_s=lambda worker: 0.1, stop_at_s=0.55, **FAST)
-    )
-    assert isinstance(events[-1], RunEnded)
-    assert events[-1].outcome == "interrupted"
-    assert (
-        result_of(events)["steps"] == 7
-    )  # the sixth step is under way; the request is heard as the seventh begins
-
-
 class _Deaf(SynchronousWorker):
     """Waits for a message that nobody sends."""
 
@@ -110,20 +84,3 @@ def _with(strategy: Synchronous) -> Job:
 def test_a_strategy_that_waits_for_ever_is_named() -> None:
     with pytest.raises(Deadlock, match=r"worker 0 waits for .*; worker 1 waits for a message from anyone"):
         simulate(_with(_Waiting()))
-
-
-def test_a_wrong_request_surfaces_from_inside() -> None:
-    with pytest.raises(RequestError, match=r"the loss is .* learning rate \S+: lower the learning rate"):
-        simulate(make_job("synchronous", 2, optimizer="sgd(lr=3e38)"))
-
-
-def test_arithmetic_is_counted_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[tuple[int, int, int]] = []
-
-    def count(model: object, flat: object, image_shape: tuple[int, int, int]) -> tuple[float, ...]:
-        counted.append(image_shape)
-        return (1.0,)
-
-    monkeypatch.setattr("polyrhythm.simulation.run.time_shares", count)
-    simulate(make_job("synchronous", 3), ConstantCluster(**FAST))
-    assert counted == [(1, 4, 4)]

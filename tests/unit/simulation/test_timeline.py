@@ -63,12 +63,6 @@ def test_the_file_is_a_chrome_trace(tmp_path: Path) -> None:
     assert {event["pid"] for event in events if event.get("tid") == 1} == {3}
 
 
-def test_what_takes_no_time_is_not_noted() -> None:
-    timeline = Timeline()
-    timeline.add(Span(0, "wait", 1.0, 1.0))
-    assert timeline.spans == []
-
-
 @pytest.mark.parametrize("second", [Span(0, "wait", 2.0, 3.0), Span(1, "compute", 2.0, 3.0)])
 def test_only_the_same_rank_doing_the_same_goes_on(second: Span) -> None:
     timeline = Timeline()

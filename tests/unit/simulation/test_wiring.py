@@ -34,20 +34,10 @@ def test_between_hosts_a_message_crosses_two_nics() -> None:
     assert arrivals(cluster({"count": 2}, nic=NIC), 2, (0, 1, 2048)) == [2.25]
 
 
-def test_the_slower_nic_and_the_longer_latency_count() -> None:
-    slow = {"latency_s": 0.5, "bandwidth_bytes_per_s": 512}
-    assert arrivals(cluster({}, {"nic": slow}, nic=NIC), 2, (0, 1, 2048)) == [4.5]
-
-
 def test_inside_a_host_the_link_is_shared_by_all_and_the_nic_is_free() -> None:
     where = cluster({"workers": 3}, {}, nic=NIC, inside=INSIDE)
     assert arrivals(where, 4, (0, 1, 4096)) == [1.125]
     assert arrivals(where, 4, (0, 1, 4096), (2, 1, 4096), (0, 3, 1024)) == [2.125, 2.125, 1.25]
-
-
-def test_ranks_of_a_host_share_its_nic() -> None:
-    where = cluster({"workers": 2}, {"workers": 2}, nic=NIC)
-    assert arrivals(where, 4, (0, 2, 1024), (1, 3, 1024)) == [2.25, 2.25]
 
 
 def test_an_oversubscribed_uplink_slows_what_leaves_the_rack_only() -> None:
@@ -55,14 +45,6 @@ def test_an_oversubscribed_uplink_slows_what_leaves_the_rack_only() -> None:
     # an uplink carries 4 * 1024 / 4; three flows share it, and one stays in the rack
     leaving = [(0, 4, 1024), (1, 5, 1024), (2, 6, 1024)]
     assert arrivals(where, 8, *leaving, (3, 0, 1024)) == pytest.approx([3.75, 3.75, 3.75, 1.25], rel=1e-12)
-
-
-def test_up_and_down_are_links_of_their_own() -> None:
-    racks = {"hosts": 1, "uplink_bandwidth_bytes_per_s": 512}
-    assert arrivals(cluster({"count": 2}, nic=NIC, racks=racks), 2, (0, 1, 1024), (1, 0, 1024)) == [
-        2.25,
-        2.25,
-    ]
 
 
 def test_a_server_that_is_slower_than_its_nic_limits_what_others_send_it_and_get_from_it() -> None:
@@ -86,23 +68,6 @@ def test_in_a_tree_a_message_climbs_to_where_two_places_meet() -> None:
     assert arrivals(where, 5, (0, 2, 2048)) == [2.75]  # over both switches, which carry half as much
     assert arrivals(where, 5, (0, 4, 2048)) == [4 + 0.875 + 0.25]  # up to the top, and over the NICs
     assert arrivals(where, 5, (4, 3, 512)) == [1 + 0.25 + 0.875]  # and down
-
-
-def test_those_below_a_switch_share_its_link_and_each_direction_is_another() -> None:
-    where = cluster({"workers": 4, "tree": TREE[:2]}, inside=INSIDE)
-    assert arrivals(where, 4, (0, 2, 1024), (1, 3, 1024)) == [2.75, 2.75]
-    assert arrivals(where, 4, (0, 2, 1024), (3, 1, 1024)) == [1.75, 1.75]
-    assert arrivals(where, 4, (0, 1, 1024), (2, 3, 1024)) == [0.75, 0.75]
-
-
-def test_a_server_is_at_the_top_of_the_tree() -> None:
-    where = cluster({"workers": 2, "cores": 2, "tree": TREE[:2]}, nic=NIC, inside=INSIDE)
-    assert arrivals(where, 2, (1, 2, 1024), servers=1) == [1.375]
-
-
-def test_places_without_a_link_of_their_own_talk_over_the_link_inside() -> None:
-    where = cluster({"workers": 4, "tree": TREE[1:2]}, inside=INSIDE)
-    assert arrivals(where, 4, (0, 1, 4096), (0, 2, 1024)) == [1.125, 1.5]
 
 
 def test_levels_of_a_tree_lie_one_in_the_other() -> None:

@@ -47,31 +47,6 @@ def test_views_alias_both_ways():
     assert flat.gradients[43].item() == 11.0
 
 
-def test_the_model_keeps_working():
-    model, untouched = perceptron(), perceptron()
-    flat = FlatParameters(model)
-    pictures = torch.randn(7, 3, generator=torch.Generator().manual_seed(3))
-    assert torch.equal(model(pictures), untouched(pictures))
-    backward(model)
-    backward(untouched)
-    expected = torch.cat([p.grad.reshape(-1) for p in untouched.parameters()])
-    assert torch.equal(flat.gradients, expected)
-    assert all(view.holds_gradient() for view in flat.views)
-    model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
-    assert torch.equal(flat.vector, torch.zeros(44))
-
-
-def test_gradients_add_up_until_they_are_zeroed():
-    flat = FlatParameters(model := perceptron())
-    backward(model)
-    once = flat.gradients.clone()
-    backward(model)
-    torch.testing.assert_close(flat.gradients, 2 * once)
-    flat.set_tail(3.0, 1.0)
-    flat.zero_gradients()
-    assert torch.equal(flat.gradients_and_tail, torch.zeros(44 + TAIL))
-
-
 @pytest.mark.parametrize("to_none", [True, False])
 def test_gradients_are_gathered_after_zero_grad(to_none):
     model, untouched = perceptron(), perceptron()
@@ -83,26 +58,6 @@ def test_gradients_are_gathered_after_zero_grad(to_none):
     flat.gather_gradients()
     assert torch.equal(flat.gradients, torch.cat([p.grad.reshape(-1) for p in untouched.parameters()]))
     assert all(view.holds_gradient() for view in flat.views)
-
-
-def test_a_parameter_without_a_gradient_gathers_zeros():
-    flat = FlatParameters(model := perceptron())
-    backward(model)
-    model[0].bias.grad = None
-    flat.gather_gradients()
-    assert torch.equal(flat.gradients[15:20], torch.zeros(5))
-    assert flat.gradients[:15].abs().min() > 0
-
-
-def test_the_tail_is_outside_the_parameters():
-    flat = FlatParameters(perceptron())
-    before = flat.vector.clone()
-    flat.set_tail(0.75, 1.0)
-    assert flat.tail() == (0.75, 1.0)
-    assert flat.gradients_and_tail[44:].tolist() == [0.75, 1.0]
-    assert torch.equal(flat.gradients, torch.zeros(44))
-    flat.vector_and_tail[-1] = 5.0
-    assert torch.equal(flat.vector, before)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +73,6 @@ def test_the_tail_is_outside_the_parameters():
 def test_buckets_come_in_the_order_of_the_backward_pass(bucket_bytes, expected):
     flat = FlatParameters(perceptron(), bucket_bytes)
     assert [(bucket.start, bucket.stop, bucket.parameters) for bucket in flat.buckets] == expected
-
-
-def test_buckets_count_bytes_and_not_numbers():
-    double = FlatParameters(perceptron().double(), 8 * 26)
-    assert [(bucket.start, bucket.stop) for bucket in double.buckets] == [(20, 46), (0, 20)]
 
 
 @given(
@@ -150,31 +100,6 @@ def test_what_needs_no_gradient_stays_outside():
     backward(model)
     assert model[0].weight.grad is None
     assert flat.gradients.abs().min() > 0
-
-
-def test_another_has_the_same_places_in_memory_of_its_own():
-    flat = FlatParameters(perceptron(), bucket_bytes=64)
-    flat.gradients.fill_(3.0)
-    made = flat.another()
-    assert made.size == flat.size
-    assert made.buckets == flat.buckets
-    assert [(view.name, view.start, view.stop) for view in made.views] == [
-        (view.name, view.start, view.stop) for view in flat.views
-    ]
-    assert not made.vector_and_tail.any()
-    assert not made.gradients_and_tail.any()
-    before = flat.vector.clone()
-    for number, view in enumerate(made.views, 1):
-        assert view.parameter.shape == flat.views[number - 1].parameter.shape
-        view.parameter.data.fill_(number)
-        view.parameter.grad.fill_(-number)
-        assert made.vector[view.start : view.stop].eq(number).all()
-        assert made.gradients[view.start : view.stop].eq(-number).all()
-    made.set_tail(2.0, 1.0)
-    assert made.gradients_and_tail[-2:].tolist() == [2.0, 1.0]
-    assert torch.equal(flat.vector, before)
-    assert flat.gradients.eq(3.0).all()
-    assert flat.tail() == (0.0, 0.0)
 
 
 def test_tied_parameters_are_one():
@@ -216,13 +141,3 @@ def test_shards_are_balanced_and_cover_the_vector(size, servers):
     assert len(cut) == servers
     assert [number for shard in cut for number in range(size)[shard]] == list(range(size))
     assert max(lengths) - min(lengths) <= 1
-
-
-def test_shards_of_seven_numbers():
-    assert shards(7, 3) == [slice(0, 2), slice(2, 4), slice(4, 7)]
-
-
-def test_the_first_bucket_is_smaller_where_the_others_are_large():
-    model = nn.ParameterList([torch.zeros(200_000) for _ in range(12)])  # of 0.8 MB each
-    buckets = FlatParameters(model).buckets
-    assert [len(bucket.parameters) for bucket in buckets] == [2, 6, 4]  # MiB: 1.5, 4.6 and the rest

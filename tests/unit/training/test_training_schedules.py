@@ -19,28 +19,9 @@ def table(schedule, run=RUN):
     return [schedule.factor(step, run) for step in range(run.total_steps)]
 
 
-def test_the_folder_holds_the_four_schedules():
-    assert list(choices(FOLDER)) == ["constant", "cosine", "linear", "step"]
-
-
-def test_run_length_counts_steps():
-    assert RUN.total_steps == 8
-
-
-def test_constant_is_one_exactly():
-    assert table(Constant()) == [1.0] * 8
-
-
 def test_linear_table():
     assert table(Linear()) == [1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
     assert table(Linear(final=0.5)) == [1, 0.9375, 0.875, 0.8125, 0.75, 0.6875, 0.625, 0.5625]
-
-
-def test_cosine_table():
-    # (1 + cos(k pi / 8)) / 2
-    wave = [1, 0.9619398, 0.8535534, 0.6913417, 0.5, 0.3086583, 0.1464466, 0.0380602]
-    assert table(Cosine()) == pytest.approx(wave, abs=1e-7)
-    assert table(Cosine(final=0.2)) == pytest.approx([0.2 + 0.8 * value for value in wave], abs=1e-7)
 
 
 def test_cosine_equals_torchs():

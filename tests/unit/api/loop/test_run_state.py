@@ -151,11 +151,12 @@ def test_free_runners_go_on_and_see_what_is_left(strategy: str) -> None:
     assert torch.equal(later[0].vector(), later[1].vector())
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 2), (2, 1)])
-@pytest.mark.parametrize("point", ["middle", "after 0"])
 @pytest.mark.parametrize(
-    "strategy",
-    ["synchronous", "local_sgd(steps=3)", "parameter_server(servers=2)", "easgd"],
+    ("before", "after", "point"),
+    [(2, 3, "middle"), (3, 2, "after 0"), (1, 2, "after 0"), (2, 1, "middle")],
+)
+@pytest.mark.parametrize(
+    "strategy", ["synchronous", "local_sgd(steps=3)", "parameter_server(servers=2)", "easgd"]
 )
 def test_other_workers_see_each_image_that_is_left_once(
     strategy: str, point: str, before: int, after: int

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from polyrhythm.api.loop.shard import EveryNth, Seat, Shard, StepWeight
@@ -78,38 +77,11 @@ def test_a_stream_is_shared_out_among_those_who_are_left() -> None:
     assert len(share) == 6
 
 
-def test_an_evaluation_takes_nothing() -> None:
-    diary = Diary()
-    with torch.no_grad():
-        list(Shard(Weighted(), StepWeight(), diary))
-    assert (diary.seats, diary.heard) == ([(0, 0)], [])
-
-
 def test_iterable_data_sets_are_streams_of_batches() -> None:
     share = EveryNth(DataLoader(Stream(), batch_size=2), 1, 2)
     assert [batch.tolist() for batch, _ in share.epoch(0)] == [[2, 3], [6, 7], [10]]
     with pytest.raises(TypeError, match="len"):
         len(EveryNth(iter([1, 2]), 0, 1))
-
-
-def test_every_iteration_is_the_next_epoch() -> None:
-    diary = Diary()
-    shard = Shard(Weighted(), StepWeight(), diary, number=4)
-    assert len(shard) == 3
-    assert [list(shard), list(shard)] == [[(epoch, step) for step in range(3)] for epoch in range(2)]
-    assert (shard.epoch, diary.seats) == (2, [(4, 0), (4, 1)])
-    assert diary.heard == 2 * [(0, 3), (1, 3), (2, 3)]
-    assert diary.ends == 2 * [(3, False)]
-    shard.epoch = 7
-    assert next(iter(shard)) == (7, 0)
-
-
-def test_who_breaks_off_is_through_as_well() -> None:
-    diary = Diary()
-    for _, step in Shard(Weighted(), StepWeight(), diary):
-        if step == 1:
-            break
-    assert diary.ends == [(3, True)]
 
 
 @pytest.mark.parametrize(("leaves_out", "rest"), [(2, 0), (3, 0), (1 << 62, (1 << 62) - 3)])

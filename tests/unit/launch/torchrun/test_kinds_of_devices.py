@@ -63,16 +63,6 @@ def test_only_rank_0_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-@pytest.mark.parametrize("strategy", ["parameter_server", "local_sgd", "ad_psgd"])
-def test_it_is_taken_where_workers_get_their_parameters_from_others(strategy: str) -> None:
-    assert met(strategy, ["cuda", "cpu", "cpu"], RoleAssignment((0, 1, 2))) == [None] * 3
-
-
-def test_what_a_server_finds_does_not_count() -> None:
-    roles = RoleAssignment((0, 1), (2,))
-    assert met("hybrid", ["cpu", "cpu", "cuda"], roles) == [None] * 3
-
-
 def test_a_guest_on_another_kind_of_device_is_refused_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     def job(strategy: str) -> Any:
         data = SimpleNamespace(train=[], image_shape=(1, 8, 8), classes=("a", "b"), listing_sha256="")

@@ -15,11 +15,10 @@ import torch.distributed as dist
 
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
-from polyrhythm.events import Event, Notice, RunEnded, RunStarted, ServerLost, WorkerJoined, WorkerLost
+from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerLost
 from polyrhythm.launch.joining.connections import Address, door_key
 from polyrhythm.launch.joining.join_client import JoinClient
 from polyrhythm.launch.joining.join_server import Entrance, Inside
-from polyrhythm.launch.supervisor import GuestAsked, Refuse, Seat
 from polyrhythm.launch.torchrun.gathering import Gathered, RunIsOver, gather
 from polyrhythm.launch.torchrun.reception import Calls, Reception
 from polyrhythm.launch.watchdog import Pulse, publish
@@ -72,65 +71,6 @@ def test_all_are_told_of_places_that_nobody_has_yet_and_of_who_is_lost(run: Run)
     run.lose(1)
     assert all(run.hears(Peer(rank, 0), "1 0") for rank in (0, 2, 3))
     assert run.hears(Peer(1, 0))
-
-
-def test_a_lost_rank_is_given_to_the_process_that_calls_for_it(run: Run) -> None:
-    admit: list[int] = []
-    run.begin()
-    run.reception.call(1, admit.append)
-    assert admit == []  # the one before lives, as far as anybody knows
-    run.lose(1)
-    assert admit == [1]
-    assert run.hears(Peer(1, 1), "4 0")  # whom it would look for in vain
-    run.reception.on_event(WorkerJoined(time_s=2, worker=1, rank=1))
-    run.lose(3)
-    assert run.hears(Peer(1, 1), "3 0")
-    assert run.hears(Peer(1, 0), "4 0")
-
-
-def test_one_that_dies_before_it_takes_part_is_followed_by_the_next(run: Run) -> None:
-    admit: list[int] = []
-    run.begin()
-    run.lose(1)
-    for _ in range(3):
-        run.reception.call(1, admit.append)
-    assert admit == [1, 2, 3]
-    run.reception.on_event(WorkerJoined(time_s=2, worker=1, rank=1))
-    run.reception.call(1, admit.append)
-    assert admit == [1, 2, 3]
-    assert run.hears(Peer(3, 0), "4 0", "1 0", "1 1", "1 2")
-
-
-def test_news_of_a_loss_that_is_known_already_loses_nobody_else(run: Run) -> None:
-    admit: list[int] = []
-    run.begin()
-    run.lose(1)
-    run.reception.call(1, admit.append)
-    run.lose(1)  # of the one before
-    run.reception.on_event(WorkerJoined(time_s=2, worker=1, rank=1))
-    assert run.hears(Peer(3, 0), "4 0", "1 0")
-
-
-def test_a_server_is_let_in_as_well_and_its_place_is_not_for_guests(run: Run) -> None:
-    admit: list[int] = []
-    run.begin()
-    run.reception.on_event(ServerLost(time_s=1, text="server 0 (rank 2) is lost", rank=2))
-    take = run.reception.launcher.supervisor.on
-    assert Seat(1, Peer(4, 1)) in take(GuestAsked(1, "10.0.0.5:1"), 0.0)
-    assert take(GuestAsked(2, "10.0.0.5:1"), 0.0) == [Refuse(2)]
-    run.reception.call(2, admit.append)
-    assert admit == [1]
-
-
-def test_a_rank_that_the_run_has_not_gets_no_place(run: Run) -> None:
-    admit: list[int] = []
-    run.begin()
-    run.lose(1)
-    run.reception.call(17, admit.append)
-    assert admit == []
-    assert run.hears(Peer(3, 0), "4 0", "1 0")  # and nobody is told of such a rank
-    run.reception.call(1, admit.append)
-    assert admit == [1]
 
 
 @pytest.fixture

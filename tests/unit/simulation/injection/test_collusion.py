@@ -80,19 +80,6 @@ def less(ranks: Sequence[int]) -> Tensor:
     return torch.tensor(seen.mean(0) - 2.0 * seen.std(0), dtype=torch.float32)
 
 
-def test_all_send_the_same_made_of_the_gradients_of_one_step() -> None:
-    scene, collusion = begun()
-    for rank in (2, 4):
-        collusion(held := passage(rank, Kind.PUSH, GRADIENTS[rank]))
-        assert held.held
-    assert scene.sent == []
-    collusion(passage(1, Kind.PUSH, GRADIENTS[1]))
-    assert [rank for rank, _ in scene.sent] == [1, 2, 4]
-    for _, tensor in scene.sent:
-        assert tensor is not None
-        torch.testing.assert_close(tensor, less((1, 2, 4)))
-
-
 @pytest.mark.parametrize("how", ["leaves", "is gone"])
 def test_who_is_not_there_any_more_is_not_waited_for(how: str) -> None:
     scene, collusion = begun()
@@ -116,12 +103,6 @@ def test_a_push_waits_for_a_minute_at_most() -> None:
     assert [rank for rank, _ in scene.sent] == [2]
     lose_patience()
     assert len(scene.sent) == 1
-
-
-def test_what_is_no_push_goes_on_at_once() -> None:
-    _, collusion = begun()
-    collusion(pull := passage(2, Kind.PULL))
-    assert not pull.held
 
 
 def test_nobody_is_an_ally_of_itself() -> None:

@@ -176,12 +176,6 @@ def test_one_attacker_turns_the_mean_into_whatever_it_wants() -> None:
         assert (aggregated(name, [*honest, attack]) - wanted).abs().min() > 0.1
 
 
-def test_of_equal_scores_the_first_is_taken() -> None:
-    corners = [torch.tensor(corner) for corner in ([0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0])]
-    assert torch.equal(aggregated("krum(f=0)", corners), corners[0])
-    assert torch.equal(aggregated("krum(f=0)", corners[::-1]), corners[3])
-
-
 @pytest.mark.parametrize(
     ("spec", "least"),
     [

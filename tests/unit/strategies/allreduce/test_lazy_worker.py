@@ -49,51 +49,6 @@ def play(body, size=2):
     return [found[rank] for rank in range(size)]
 
 
-def test_a_bucket_is_updated_when_it_is_used():
-    def body(rank, flat, part):
-        seen = [flat.vector.tolist()]
-        step(part, flat, [2.0 * rank, 4.0], 0)  # means 1 and 4
-        seen.append(flat.vector.tolist())
-        for bucket in (1, 0, 0):
-            part.before_use(bucket)
-            seen.append(flat.vector.tolist())
-        return seen
-
-    whole = [[1.0, 10.0], [1.0, 10.0], [0.5, 10.0], [0.5, 8.0], [0.5, 8.0]]
-    assert play(body) == [whole, whole]
-
-
-def test_momentum_by_hand_and_a_wish_to_stop():
-    def body(rank, flat, part):
-        told = [step(part, flat, [2.0, 2.0], 0)]
-        part.before_use(1)
-        told.append(
-            step(part, flat, [0.0, 0.0], 1, stop=rank == 1)
-        )  # bucket 0 was not used, and has no gradient
-        part.settle()
-        return told, flat.vector.tolist(), dict(part.staleness)
-
-    # momenta 2 and 1, rate 0.5
-    assert play(body) == [([False, True], [1.0 - 1.5, 10.0 - 1.5], {0: 2})] * 2
-
-
-def test_one_worker_updates_at_once():
-    def body(rank, flat, part):
-        step(part, flat, [2.0, 4.0], 0)
-        return flat.vector.tolist()
-
-    assert play(body, size=1) == [[0.0, 8.0]]
-
-
-def test_a_step_that_everyone_sits_out_moves_nothing():
-    def body(rank, flat, part):
-        step(part, flat, [2.0, 4.0], 0, weight=0.0)
-        part.settle()
-        return flat.vector.tolist(), dict(part.staleness)
-
-    assert play(body) == [([1.0, 10.0], {})] * 2
-
-
 @pytest.mark.parametrize("announced", [True, False])
 def test_parameters_that_are_used_without_a_word_are_named(announced):
     def body(rank, flat, part):
@@ -107,19 +62,6 @@ def test_parameters_that_are_used_without_a_word_are_named(announced):
         return True
 
     assert play(body) == [True, True]
-
-
-def test_the_state_is_taken_when_all_is_done_and_goes_round():
-    def body(rank, flat, part):
-        step(part, flat, [2.0, 4.0], 0)
-        tensors, facts = part.state()
-        seen = flat.vector.tolist()
-        part.load_state(({name: value.clone() for name, value in tensors.items()}, facts))
-        step(part, flat, [1.0, 1.0], 1)
-        part.end()
-        return seen, tensors["state.0.momentum_buffer"].tolist(), flat.vector.tolist()
-
-    assert play(body) == [([0.0, 8.0], [2.0, 4.0], [0.0 - 0.5 * 2, 8.0 - 0.5 * 3])] * 2
 
 
 def test_an_update_in_the_middle_of_an_evaluation_can_be_followed_by_others():

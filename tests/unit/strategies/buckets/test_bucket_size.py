@@ -12,7 +12,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.bucket_scheduling import LEAST_BYTES, MOST_BYTES, bucket_bytes_for
+from polyrhythm.strategies.bucket_scheduling import bucket_bytes_for
 
 LIKE = torch.empty(0)
 
@@ -38,18 +38,6 @@ def test_two_workers_wait_a_ninth_of_a_bucket_for_its_latency(latency_s, bandwid
     # an all-reduce of two sends half the vector there and half the sums back
     latency_of_both_s = 2 * (latency_s + HEADER_BYTES / bandwidth)
     assert one == other == pytest.approx(8 * latency_of_both_s * bandwidth, rel=1e-3)
-
-
-def test_it_stays_within_reason():
-    assert set(tuned(1e-6, 1e8, workers=3)) == {LEAST_BYTES}
-    assert set(tuned(0.1, 1e9, workers=3)) == {MOST_BYTES}
-
-
-def test_what_is_asked_for_is_taken():
-    strategy = build("strategy", "lazy_synchronous(bucket_bytes=1000)", *FAMILIES)
-    assert strategy.bucket_bytes_for(None, LIKE) == 1000
-    assert build("strategy", "synchronous", *FAMILIES).bucket_bytes_for(None, LIKE) is None
-    assert tuned(1e-3, 1e8, workers=1) == [None]
 
 
 @pytest.mark.parametrize("given", ["0", "-5", "soon"])

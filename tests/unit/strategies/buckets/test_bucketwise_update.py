@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.communication.collectives.ring import Ring
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.allreduce.synchronous import BucketwiseUpdate, Synchronous, SynchronousWorker
-from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
@@ -116,36 +114,6 @@ def test_the_bits_and_the_state_are_those_of_an_update_of_the_whole(
     assert scene.parts[1].staleness == plainly.parts[1].staleness == {0: 3}
 
 
-def test_a_bucket_is_updated_while_later_ones_travel(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[float, list[bool]]] = []
-    take = GradientMean.take
-
-    def taking(mean: GradientMean, bucket: int) -> Tensor:
-        taken = take(mean, bucket)
-        if mean._group.rank == 0:
-            flat = scene.flats[0]
-            places = [slice(each.start, min(each.stop, flat.size)) for each in flat.buckets]
-            changed = [not torch.equal(flat.vector[place], before[place]) for place in places]
-            seen.append((scene.time.now(), changed))
-        return taken
-
-    monkeypatch.setattr(GradientMean, "take", taking)
-    scene = Scene()
-
-    def body(rank: int) -> None:
-        flat, part = scene.enter(rank)
-        before.copy_(flat.vector)
-        step(part, flat, rank, 0)
-
-    before = torch.empty(5 * 7 + 7 + 7 * 3 + 3)
-    scene.play(body)
-    assert [changed for _, changed in seen] == [
-        [True] * bucket + [False] * (4 - bucket) for bucket in range(4)
-    ]
-    times = [at_s for at_s, _ in seen]
-    assert times == sorted(set(times))  # each sum came later than the one before
-
-
 @pytest.mark.parametrize("make", [sgd, adam])
 @pytest.mark.parametrize("done", [0, 2])
 def test_of_a_step_that_breaks_nothing_is_left(
@@ -194,38 +162,6 @@ def _broken(make: Make, done: int, after_s: float) -> int:
 
 def lars(parameters: Any) -> torch.optim.Optimizer:
     return LARSOptimizer(parameters, lr=RATE)
-
-
-@pytest.mark.parametrize(
-    ("make", "options"), [(lars, {}), (sgd, {"transfer": "bfloat16"}), (sgd, {"collective": Ring()})]
-)
-def test_what_needs_all_gradients_at_once_or_gets_them_so_is_updated_as_a_whole(
-    make: Make, options: dict[str, Any]
-) -> None:
-    scene = Scene(make, **options)
-
-    def body(rank: int) -> None:
-        flat, part = scene.enter(rank)
-        step(part, flat, rank, 0)
-
-    scene.play(body)
-    assert not any(isinstance(part._optimizer, BucketwiseUpdate) for part in scene.parts.values())
-
-
-def test_the_last_worker_goes_on_as_a_whole_with_the_momentum_that_it_has() -> None:
-    scene = Scene()
-    states: list[dict[str, Tensor]] = []
-
-    def body(rank: int) -> None:
-        flat, part = scene.enter(rank)
-        step(part, flat, rank, 0)
-        states.append({name: value.clone() for name, value in part.state()[0].items()})
-        part.exchanger.over(scene.cluster.communicator(rank).subgroup(f"alone {rank}", [rank]), (rank,))
-        assert not isinstance(part._optimizer, BucketwiseUpdate)
-        assert all(torch.equal(value, states[0][name]) for name, value in part.state()[0].items())
-
-    scene.play(body)
-    assert len(states) == WORKERS
 
 
 @pytest.mark.parametrize("make", [sgd, adam])

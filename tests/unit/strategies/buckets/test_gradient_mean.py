@@ -68,19 +68,6 @@ def test_the_mean_is_weighted_with_samples(announced, skew_s, collective):
     assert [member.found for member in members] == [(2.0, False)] * 4
 
 
-def test_one_member_keeps_its_gradients_and_its_wish():
-    member = Member([1.0, 2.0, 3.0, 4.0], weight=0.3, stop=True)
-    assert exchange([member]) == [[1.0, 2.0, 3.0, 4.0]]
-    assert member.found == (0.3, True)
-
-
-@pytest.mark.parametrize("wishing", [[0], [2], [0, 1, 2]])
-def test_a_wish_to_stop_reaches_all(wishing):
-    members = [Member([1.0] * 4, stop=rank in wishing) for rank in range(3)]
-    exchange(members)
-    assert [member.found[1] for member in members] == [True] * 3
-
-
 def test_without_any_weight_there_is_no_mean_and_nothing_is_not_a_number():
     members = [Member([0.0] * 4, weight=0.0) for _ in range(2)]
     assert exchange(members) == [[0.0] * 4] * 2

@@ -4,21 +4,10 @@ from itertools import permutations
 
 import pytest
 
-from polyrhythm.strategies.bucket_scheduling import Piece, Speed, cut, seconds, urgent_first
+from polyrhythm.strategies.bucket_scheduling import Speed, cut, seconds, urgent_first
 from polyrhythm.training.flat_parameters import Bucket
 
 BUCKETS = [Bucket(20, 100, range(2, 3)), Bucket(10, 20, range(1, 2)), Bucket(0, 10, range(1))]
-
-
-@pytest.mark.parametrize("numbers", [0, 1000])
-def test_buckets_that_are_small_enough_stay_whole(numbers):
-    assert cut(BUCKETS, numbers) == [Piece(0, 20, 100), Piece(1, 10, 20), Piece(2, 0, 10)]
-
-
-def test_a_large_bucket_is_cut_evenly_its_end_first():
-    assert cut(BUCKETS, 30) == [Piece(0, 60, 100), Piece(0, 20, 60), Piece(1, 10, 20), Piece(2, 0, 10)]
-    thirds = cut([Bucket(0, 10, range(1))], 3.3)
-    assert [(piece.start, piece.stop) for piece in thirds] == [(6, 10), (3, 6), (0, 3)]
 
 
 def test_what_is_used_sooner_overtakes_what_has_not_set_out():
@@ -31,10 +20,6 @@ def test_what_is_used_sooner_overtakes_what_has_not_set_out():
 def test_a_link_that_is_quicker_than_the_backward_pass_keeps_the_order():
     pieces = cut(BUCKETS, 20)
     assert urgent_first(pieces, [0, 3, 5], [9, 4, 0], Speed(0, 0.001)) == list(range(6))
-
-
-def test_the_piece_with_the_tail_goes_first_even_if_all_are_ready():
-    assert urgent_first(cut(BUCKETS, 20), [0, 0, 0], [9, 4, 0], Speed(0.1, 1)) == [0, 5, 4, 1, 2, 3]
 
 
 def late_s(order, pieces, ready_s, use_s, speed):

@@ -49,17 +49,6 @@ def test_the_gradient_is_added_after_the_mixing() -> None:
     torch.testing.assert_close(found, starts.mean(0) - gradients)
 
 
-def test_slow_workers_change_nothing() -> None:
-    starts, gradients = whole_numbers(4), whole_numbers(4, seed=3)
-
-    def gradient(worker: int, step: int) -> torch.Tensor:
-        return gradients[worker] * (step + 1)
-
-    even = play(DPSGD(), starts, 4, gradient)
-    uneven = play(DPSGD(), starts, 4, gradient, lambda worker, step: 0.01 * (1 + (3 * worker + step) % 4))
-    assert all(torch.equal(one, other) for one, other in zip(even.ends, uneven.ends, strict=True))
-
-
 def test_weights_that_move_the_mean_are_refused_with_the_mend(tmp_path: Path) -> None:
     path = tmp_path / "graph.txt"
     path.write_text("0 1\n0 2\n1 2\n2 0\n")

@@ -94,19 +94,6 @@ def test_workers_hold_what_the_server_thinks_and_the_gap_closes(spec):
     assert torch.equal(server.pull(0, final=True), server.session.values)  # whole, whatever workers hold
 
 
-def test_the_server_applies_the_mean_of_what_it_decodes():
-    server = Server("top_k(density=0.1)").start(torch.zeros(NUMBERS))
-    for worker in WORKERS:
-        server.pull(worker)
-    gradients = [random(1), random(2)]
-    server.push(gradients)
-    seen = [
-        server.layout.decode(server.made, server.layout.encode(server.made, gradient), torch.float32)
-        for gradient in gradients
-    ]
-    assert torch.allclose(server.session.values, -RATE * (seen[0] + seen[1]) / 2, atol=1e-6)
-
-
 CUT = 400
 
 
@@ -171,14 +158,6 @@ def test_a_part_out_of_its_turn_is_refused():
             server.session.on_message(0, Message(Kind.PART, payload, start, 0))
     with pytest.raises(RefusedMessage):
         server.session.on_message(0, Message(Kind.PART, random(1)[CUT:], CUT, 0))
-
-
-def test_what_would_grow_travels_down_as_it_is():
-    server = Server("terngrad").start(random(0))
-    for worker in WORKERS:
-        server.pull(worker)
-    replies = server.push([random(1), random(2)])
-    assert torch.equal(replies[0].tensor, server.session.values)
 
 
 def test_a_state_that_was_saved_goes_on_with_what_workers_hold():

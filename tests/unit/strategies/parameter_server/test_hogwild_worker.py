@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from conformance.jobs import batch, make_job, plain_loop, simulated, uneven, vector_of
+from conformance.jobs import batch, make_job, simulated, uneven, vector_of
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
@@ -93,25 +93,6 @@ def test_the_vector_ends_as_the_sum_of_all_updates(pace_s):
     assert torch.equal(vectors[0], -table.sum((0, 1)))
     assert done == [STEPS] * WORKERS
     assert [sum(part.staleness.values()) for part in parts] == done
-
-
-def test_staleness_is_how_many_updates_came_between_reading_and_writing():
-    _, parts, _ = train(lambda worker, step, vector: torch.zeros(6), PACES[0])
-    # all step together, in the order of their ranks: whoever is first has missed the two that came after its read
-    assert [dict(part.staleness) for part in parts] == [{0: 1, 2: 6}, {1: 1, 2: 6}, {2: 7}]
-
-
-def test_a_wish_to_stop_reaches_everyone_through_the_memory():
-    wish = lambda worker, step: worker == 2 and step == 3  # noqa: E731
-    _, _, done = train(lambda worker, step, vector: torch.zeros(6), PACES[0], stop=wish)
-    assert done == [5, 5, 4]
-
-
-def test_one_worker_is_sgd_and_its_staleness_is_none():
-    job = make_job("hogwild", optimizer="sgd(momentum=0)")
-    trained = simulated(job)
-    assert torch.equal(vector_of(trained.models[0]), vector_of(plain_loop(job)))
-    assert set(trained.result["staleness"]["histogram"]) == {"0"}
 
 
 def test_two_workers_with_momentum_by_hand():

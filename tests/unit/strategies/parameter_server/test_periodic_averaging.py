@@ -10,61 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 from conformance.jobs import batch, blobs, make_job, simulated, strategy, vector_of
-from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.run import ConstantCluster
-from polyrhythm.strategies.role_assignment import roles_in_order
-from polyrhythm.strategies.server_part import ServerSetting
 from sample import failures_of
 from simulation.trying import trial
-
-
-def server(spec, workers=2):
-    part = strategy(spec).server(ServerSetting(0, roles_in_order(workers, 1)))
-    part.on_message(0, Message(Kind.PARAMETERS, torch.zeros(2)))
-    for rank in range(workers):
-        part.on_message(rank, Message(Kind.PULL))
-    return part
-
-
-def exchange(part, rank, values, step):
-    offered = torch.tensor(values)
-    [(to, reply)] = part.on_message(rank, Message(Kind.VECTOR, offered.clone(), step=step))
-    assert (to, reply.kind) == (rank, Kind.DIFFERENCE)
-    return (offered - reply.tensor).tolist()
-
-
-def test_mean_and_worker_meet():
-    part = server("periodic_averaging(share=0.25)")
-    assert exchange(part, 0, [4.0, 8.0], 8) == [1.0, 2.0] == part.values.tolist()
-    assert (
-        exchange(part, 1, [9.0, -6.0], 8) == [3.0, 0.0] == part.values.tolist()
-    )  # 3/4 of the old, 1/4 of the worker's
-    assert exchange(part, 0, [3.0, 4.0], 16) == [3.0, 1.0] == part.values.tolist()
-    assert part.version == 3
-    assert part.steps == {0: 16, 1: 8}
-    assert part.staleness == {0: 8, 1: 16}  # the second and third came after one that they had not heard of
-
-
-def test_the_share_is_one_worker_of_all():
-    part = server("periodic_averaging", workers=4)
-    assert exchange(part, 3, [4.0, 8.0], 8) == [1.0, 2.0]
-
-
-def test_who_leaves_goes_into_the_mean_once_more():
-    part = server("periodic_averaging(share=0.5)")
-    assert part.on_message(1, Message(Kind.LEAVE, torch.tensor([4.0, 2.0]), step=3)) == []
-    assert part.values.tolist() == [2.0, 1.0]
-
-
-def test_state_goes_round():
-    part = server("periodic_averaging(share=0.5)")
-    exchange(part, 0, [4.0, 8.0], 8)
-    again = strategy("periodic_averaging(share=0.5)").server(ServerSetting(0, roles_in_order(2, 1)))
-    again.load_state(part.state())
-    again.on_message(0, Message(Kind.PARAMETERS, torch.zeros(2)))
-    assert again.values.tolist() == [2.0, 4.0]
-    assert exchange(again, 1, [0.0, 0.0], 8) == [1.0, 2.0]
 
 
 def test_a_whole_run_by_hand():

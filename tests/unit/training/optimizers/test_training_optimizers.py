@@ -11,9 +11,7 @@ from torch import nn
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
-from polyrhythm.training.optimizers.adagrad import Adagrad
 from polyrhythm.training.optimizers.sgd import SGD
-from polyrhythm.training.optimizers.tf1_rmsprop import TF1RMSPropOptimizer
 
 FOLDER = "polyrhythm.training.optimizers"
 STEPS = 8
@@ -94,13 +92,6 @@ def train_cut(create, dtype, cuts):
         slice_ = nn.Parameter(vector[here:there])
         advance(create([slice_]), [slice_], lambda step, a=here, b=there: [whole[step][a:b]])
     return vector
-
-
-def test_the_folder_holds_these_optimizers():
-    assert list(choices(FOLDER)) == [
-        "adadelta", "adagrad", "adam", "adamw", "downpour_adagrad", "lamb", "lars",
-        "nadam", "ngsgd", "rmsprop", "sgd", "tf1_rmsprop",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -252,10 +243,3 @@ def test_refuses_what_one_optimizer_cannot_do(spec, message):
 
 def test_a_text_number_is_read_as_yaml_leaves_it():
     assert SGD(lr="1e-3").lr == 0.001
-
-
-def test_makes_ordinary_torch_optimizers():
-    weights = [nn.Parameter(torch.ones(3))]
-    assert type(SGD().create(weights)) is OPTIM.SGD
-    assert type(Adagrad().create(weights)) is OPTIM.Adagrad
-    assert isinstance(TF1RMSPropOptimizer(weights), OPTIM.Optimizer)

@@ -46,14 +46,6 @@ def test_waiting_does_what_was_started_before_too_and_no_more(unhelped: InOrder)
     assert done == [0, 1, 2, 3, 9]
 
 
-def test_it_is_done_on_the_thread_that_waits(unhelped: InOrder) -> None:
-    threads: list[str] = []
-    unhelped.start(lambda: threads.append(threading.current_thread().name)).wait()
-    with unhelped:
-        threads.append(threading.current_thread().name)
-    assert threads == [threading.current_thread().name] * 2
-
-
 def test_what_nobody_waits_for_is_done_by_the_helper(order: InOrder) -> None:
     for _ in range(2):
         done = threading.Event()
@@ -61,42 +53,6 @@ def test_what_nobody_waits_for_is_done_by_the_helper(order: InOrder) -> None:
         assert done.wait(PATIENCE_S)
         work.wait()
         assert work.done()
-
-
-def test_a_helper_that_sleeps_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order_module, "_AWAKE_S", 0.0)
-    asleep = threading.Event()
-    order = InOrder(lambda patient: None)
-    wait = order._wake.wait
-    monkeypatch.setattr(order._wake, "wait", lambda: (asleep.set(), wait()))
-    try:
-        for _ in range(3):
-            done = threading.Event()
-            asleep.clear()
-            order.start(done.set)
-            assert done.wait(PATIENCE_S)
-            assert asleep.wait(PATIENCE_S)
-    finally:
-        order.close()
-
-
-def test_the_helper_says_that_it_works_in_the_background() -> None:
-    moods: list[bool] = []
-    ended = threading.Event()
-
-    def change(patient: bool) -> None:
-        moods.append(patient)
-        if not patient:
-            ended.set()
-
-    order = InOrder(change)
-    seen: list[bool] = []
-    work = order.start(lambda: seen.append(moods[-1]))
-    assert ended.wait(PATIENCE_S)
-    order.close()
-    assert work.done()
-    assert seen == [True]
-    assert moods == [True, False]
 
 
 def test_errors_reach_who_waits_each_time_and_hold_nobody_up(order: InOrder) -> None:
@@ -138,14 +94,6 @@ def test_one_who_waits_while_another_works_gets_the_result(unhelped: InOrder) ->
     other.join(PATIENCE_S)
     waiter.join(PATIENCE_S)
     assert (work.done(), done) == (True, [1, 2])
-
-
-def test_closing_ends_the_helper() -> None:
-    before = set(threading.enumerate())  # of these some may end meanwhile, which other tests have left
-    order = InOrder(lambda patient: None)
-    order.start(lambda: None).wait()
-    order.close()
-    assert set(threading.enumerate()) <= before
 
 
 class Snatched(deque[OrderedWork]):

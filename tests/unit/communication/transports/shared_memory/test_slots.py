@@ -12,7 +12,6 @@ import torch
 from polyrhythm.communication.message import MalformedMessage
 from polyrhythm.communication.transports.shared_memory import links
 from polyrhythm.communication.transports.shared_memory.links import (
-    MOST_SLOTS,
     BorrowedSlots,
     LendingSlots,
     Slot,
@@ -42,22 +41,6 @@ def test_a_file_is_allocated_sealed_and_nameless() -> None:
         os.close(descriptor)
 
 
-def test_a_free_slot_is_lent_again_and_the_smallest_that_fits() -> None:
-    lending = LendingSlots(16 * MIB)
-    large, small = _lend(lending, 4 * MIB), _lend(lending, MIB)
-    for slot in (large, small):
-        lending.reclaim(slot.number)
-    assert _lend(lending, MIB - 1) is small
-    assert _lend(lending, MIB - 1) is large
-    assert _lend(lending, MIB - 1).number == 2
-
-
-def test_slots_are_at_most_an_eighth_too_large() -> None:
-    lending = LendingSlots(1 << 30)
-    for size in (70_000, 999_999, 1_000_001, 5_000_000, 33_000_000):
-        assert size <= len(_lend(lending, size).memory) <= max(size * 9 / 8, 2 * (1 << 16))
-
-
 def test_the_bound_holds_and_free_slots_give_way() -> None:
     lending = LendingSlots(8 * MIB)
     first, second = _lend(lending, 4 * MIB), _lend(lending, 3 * MIB)
@@ -70,15 +53,6 @@ def test_the_bound_holds_and_free_slots_give_way() -> None:
     assert len(first.memory) + len(third.memory) == 8 * MIB
     lending.mark_notified(1 << second.number)
     assert lending.forgotten == 0
-
-
-def test_there_are_never_more_than_fit_into_the_mask() -> None:
-    lending = LendingSlots(1 << 30)
-    numbers = [_lend(lending, 1).number for _ in range(MOST_SLOTS)]
-    assert numbers == list(range(MOST_SLOTS))
-    assert lending.lend(1) is None
-    lending.reclaim(MOST_SLOTS - 1)
-    assert _lend(lending, MIB).number == MOST_SLOTS - 1
 
 
 def test_no_memory_is_no_error_but_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

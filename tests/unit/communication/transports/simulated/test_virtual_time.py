@@ -10,22 +10,6 @@ from polyrhythm.communication.transports.simulated.virtual_time import Deadlock,
 from polyrhythm.errors import RunError
 
 
-def test_actions_come_in_the_order_of_their_times() -> None:
-    time, seen = VirtualTime(), []
-    for at in (3.0, 1.0, 2.0):
-        time.at(at, lambda at=at: seen.append((at, time.now())))
-    time.run()
-    assert seen == [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]
-
-
-def test_equal_times_keep_the_order_of_queueing() -> None:
-    time, seen = VirtualTime(), []
-    for number in range(100):
-        time.at(5.0 if number % 2 else 1.0, lambda number=number: seen.append(number))
-    time.run()
-    assert seen == [*range(0, 100, 2), *range(1, 100, 2)]
-
-
 def test_sleep_passes_exactly_so_much_time() -> None:
     time, seen = VirtualTime(), []
 
@@ -47,33 +31,6 @@ def test_sleep_passes_exactly_so_much_time() -> None:
         ("slow", 6.0),
     ]
     assert time.now() == 6.0
-
-
-def test_a_joined_task_gives_its_result_when_it_ends() -> None:
-    time, seen = VirtualTime(), []
-
-    def child() -> str:
-        time.sleep(3.0)
-        return "done"
-
-    def parent() -> None:
-        task = time.spawn("child", child)
-        assert not task.ended
-        seen.append((time.join(task), time.now()))
-        seen.append((time.join(task), time.now()))  # again, at once
-
-    time.spawn("parent", parent)
-    time.run()
-    assert seen == [("done", 3.0), ("done", 3.0)]
-
-
-def test_several_tasks_may_join_one() -> None:
-    time, seen = VirtualTime(), []
-    child = time.spawn("child", lambda: time.sleep(1.0))
-    for name in "ab":
-        time.spawn(name, lambda name=name: seen.append((time.join(child), name)))
-    time.run()
-    assert seen == [(None, "a"), (None, "b")]
 
 
 def test_a_deadlock_names_every_task_and_what_it_waits_for() -> None:
@@ -103,51 +60,12 @@ def test_an_error_in_a_task_surfaces() -> None:
         time.run()
 
 
-def test_an_error_goes_to_who_joins() -> None:
-    time, seen = VirtualTime(), []
-
-    def failing() -> None:
-        time.sleep(1.0)
-        _fail()
-
-    def parent() -> None:
-        with pytest.raises(ZeroDivisionError):
-            time.join(time.spawn("child", failing))
-        seen.append(time.now())
-
-    time.spawn("parent", parent)
-    time.run()
-    assert seen == [1.0]
-
-
-def test_an_awaited_tasks_error_waits_to_be_heard() -> None:
-    time, seen = VirtualTime(), []
-
-    def parent() -> None:
-        task = time.spawn("child", _fail, awaited=True)
-        time.sleep(2.0)
-        assert task.ended
-        for _ in range(2):
-            with pytest.raises(ZeroDivisionError):
-                time.join(task)
-        seen.append(time.now())
-
-    time.spawn("parent", parent)
-    time.run()
-    assert seen == [2.0]
-
-
 def test_an_unheard_error_explains_a_standstill() -> None:
     time = VirtualTime()
     time.spawn("child", _fail, awaited=True)
     time.spawn("other", lambda: time.park("what the child would have sent"))
     with pytest.raises(ZeroDivisionError):
         time.run()
-
-
-def test_only_tasks_can_wait() -> None:
-    with pytest.raises(AssertionError, match="only a task"):
-        VirtualTime().sleep(1.0)
 
 
 @pytest.mark.parametrize("work", [lambda: 5, lambda: None])
@@ -166,25 +84,6 @@ def test_ended_tasks_are_forgotten(work: Callable[[], object]) -> None:
     time.run()
     gc.collect()
     assert [task() for task in tasks + joined] == [None] * 20
-
-
-def test_the_same_program_gives_the_same_trace() -> None:
-    def trace() -> list[tuple[float, int]]:
-        time, seen = VirtualTime(), []
-
-        def worker(number: int) -> None:
-            for step in range(20):
-                time.sleep(((number * 7 + step * 3) % 5) * 0.1)
-                seen.append((time.now(), number))
-
-        for number in range(10):
-            time.spawn(f"worker {number}", lambda number=number: worker(number))
-        time.run()
-        return seen
-
-    first = trace()
-    assert len(first) == 200
-    assert trace() == first
 
 
 def test_a_deadlock_of_many_names_the_first_and_counts_the_others() -> None:
@@ -223,34 +122,6 @@ def test_a_killed_owners_tasks_end_where_they_are_and_others_go_on():
     time.at(3.0, lambda: time.kill(owner))
     time.run()
     assert trace == ["early", ("victim", 3.0), ("other", 5.0)]
-
-
-def test_a_task_that_is_killed_before_it_begins_does_nothing():
-    time, owner, trace = VirtualTime(), object(), []
-
-    def kill_next():
-        time.spawn("never", lambda: trace.append("never"), owner=owner)
-        time.kill(owner)
-
-    time.at(1.0, kill_next)
-    time.run()
-    assert trace == []
-
-
-def test_a_parked_task_is_handed_what_it_waits_for():
-    time, seen = VirtualTime(), []
-
-    def waiter() -> None:
-        seen.append((time.park("a thing"), time.now()))
-        seen.append((time.park("to be woken"), time.now()))
-
-    task = time.spawn("waiter", waiter)
-    time.at(2.0, lambda: task.switch("a thing"))
-    time.at(3.0, lambda: time.wake(task))
-    time.at(4.0, lambda: task.switch("too late"))  # it has ended: nothing happens
-    time.run()
-    assert seen == [("a thing", 2.0), ((), 3.0)]
-    assert task.ended
 
 
 def test_an_error_during_a_kill_is_the_dead_ones_own():
@@ -311,74 +182,3 @@ def test_closing_ends_tasks_where_they_are_even_if_they_park_once_more() -> None
         time.run()
     time.close()
     assert (task.ended, seen, time.queued) == (True, ["left"], 0)
-
-
-def test_there_is_a_last_place_when_neither_the_line_nor_the_heap_has_anything_left_for_the_time() -> None:
-    time, seen = VirtualTime(), []
-
-    def look() -> None:
-        seen.append(time.last_place() is not None)
-
-    def look_with_another_behind() -> None:
-        time.soon(lambda: None)
-        look()
-
-    time.at(1.0, look)  # another is due at the same time
-    time.at(1.0, look_with_another_behind)
-    time.at(2.0, look)
-    time.at(3.0, lambda: None)
-    time.run()
-    assert seen == [False, False, True]
-
-
-def test_time_passes_at_once_where_nothing_else_is_to_be_done_until_then() -> None:
-    time, seen = VirtualTime(), []
-
-    def first() -> None:
-        place = time.last_place()
-        assert place is not None
-        time.finish(3.0, place, lambda: seen.append(("finished", time.now())))
-        seen.append(("after", time.now()))
-
-    time.at(1.0, first)
-    time.at(5.0, lambda: seen.append(("queued", time.now())))
-    time.run()
-    assert seen == [("finished", 3.0), ("after", 3.0), ("queued", 5.0)]
-
-
-@pytest.mark.parametrize(("due_s", "first"), [(2.0, "other"), (3.0, "other"), (4.0, "finished")])
-def test_what_is_due_until_then_is_done_before(due_s: float, first: str) -> None:
-    time, seen = VirtualTime(), []
-
-    def last() -> None:
-        place = time.last_place()
-        assert place is not None
-        time.finish(3.0, place, lambda: seen.append("finished"))
-
-    time.at(due_s, lambda: seen.append("other"))
-    time.at(1.0, last)
-    time.run()
-    assert seen[0] == first
-    assert sorted(seen) == ["finished", "other"]
-
-
-def test_a_place_is_kept_before_what_is_queued_after_it_was_taken() -> None:
-    time, seen = VirtualTime(), []
-
-    def last() -> None:
-        place = time.last_place()
-        assert place is not None
-        time.at(3.0, lambda: seen.append("later"))
-        time.finish(3.0, place, lambda: seen.append("kept its place"))
-
-    time.at(1.0, last)
-    time.run()
-    assert seen == ["kept its place", "later"]
-
-
-def test_time_does_not_pass_over_what_is_to_be_done() -> None:
-    time, passed = VirtualTime(), []
-    time.at(1.0, lambda: passed.append((time.pass_to(2.0), time.pass_to(1.5), time.now())))
-    time.at(2.0, lambda: None)
-    time.run()
-    assert passed == [(False, True, 1.5)]

@@ -21,17 +21,6 @@ def port_of(listener: TcpSocket) -> int:
     return int(listener.getsockname()[1])
 
 
-def test_pauses_double_up_to_a_second_and_patience_ends() -> None:
-    attempts = Attempts(LOOPBACK, 1, lambda: 60.0)
-    pauses = [attempts.pause_s() for _ in range(11)]
-    assert pauses[:4] == [0.0, 0.005, 0.01, 0.02]
-    assert pauses[-2:] == [1.0, 1.0]
-    attempts.begin_again()
-    assert attempts.pause_s() == 0.0
-    with pytest.raises(ProcessExited):
-        Attempts(LOOPBACK, 1, lambda: -1.0).pause_s()
-
-
 def test_a_refusal_is_final_and_a_broken_talk_is_not(listener: TcpSocket) -> None:
     attempts = Attempts(LOOPBACK, port_of(listener), lambda: 60.0)
 

@@ -12,11 +12,7 @@ from polyrhythm.communication.transports.simulated.communicator import Simulated
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.gossip.mixing.turns import GroupView, Progress, made_again
-from polyrhythm.strategies.gossip.sgp import SGP
-from polyrhythm.strategies.topologies.one_peer_exponential import OnePeerExponential
-from polyrhythm.strategies.topologies.random_regular import RandomRegular
-from polyrhythm.strategies.topologies.ring import Ring
+from polyrhythm.strategies.gossip.mixing.turns import GroupView, Progress
 
 
 def play(workers: int, body: Callable[[int, Communicator], None]) -> None:
@@ -42,26 +38,6 @@ class Breaking:
         self._inner.all_reduce(tensor)
         if self._left <= 0:
             raise PeerLost(2, "adding up")
-
-
-def test_the_point_is_the_mean_by_masses_and_all_hear_how_far_each_has_come() -> None:
-    held = {rank: torch.zeros(2) for rank in range(3)}
-    told: dict[int, list[Progress]] = {}
-    own = [Progress(steps=4), Progress(steps=6, presented=5), Progress(steps=5, last=9)]
-    brought = [
-        (torch.tensor([1.0, 2.0]), 0.5),
-        (torch.tensor([7.0, 7.0]), 1.0),
-        (torch.tensor([5.0, 1.0]), 1.5),
-    ]
-
-    def body(rank: int, network: Communicator) -> None:
-        reunion = GroupView(held[rank].copy_)
-        told[rank] = reunion.exchange(network, own[rank], held[rank])
-        reunion.meet(network, *brought[rank], brings=rank != 1)
-
-    play(3, body)
-    assert told == dict.fromkeys(range(3), own)
-    assert [vector.tolist() for vector in held.values()] == [[3.0, 1.5]] * 3  # (1 + 5) / 2, (2 + 1) / 2
 
 
 def test_a_point_that_some_have_taken_is_taken_by_all() -> None:
@@ -103,31 +79,3 @@ def test_a_point_that_nobody_has_taken_is_forgotten() -> None:
     play(2, body)
     assert sorted(kept) == [0.0, 4.0]
     assert [held[rank].tolist() for rank in range(2)] == [[1.0], [1.0]]  # 4 of a mass of 3, and nothing of 1
-
-
-def test_where_all_are_lost_who_brought_something_what_they_handed_on_counts() -> None:
-    held = {rank: torch.zeros(2) for rank in range(2)}
-    handed_on = [(torch.tensor([1.0, 2.0]), 0.5), (torch.tensor([5.0, 1.0]), 1.5)]
-
-    def body(rank: int, network: Communicator) -> None:
-        reunion = GroupView(held[rank].copy_)
-        reunion.exchange(network, Progress(steps=4), held[rank])
-        reunion.meet(network, *handed_on[rank], brings=False)
-
-    play(2, body)
-    assert [vector.tolist() for vector in held.values()] == [[3.0, 1.5]] * 2
-
-
-def test_who_are_left_have_the_same_kind_of_graph_or_a_ring() -> None:
-    def check(peers: int) -> None:
-        SGP(topology=RandomRegular(degree=3)).check(peers)
-
-    asked = RandomRegular(degree=3)
-    assert made_again(asked, check, 4) is asked
-    assert isinstance(made_again(asked, check, 3), Ring)
-    assert made_again(OnePeerExponential(), SGP().check, 3) == OnePeerExponential()
-    for peers in range(1, 6):  # columns keep the sum, rows the mean
-        topology = made_again(asked, check, peers)
-        matrix = topology.matrix(peers)
-        assert torch.allclose(matrix.sum(0), torch.ones(peers, dtype=torch.float64))
-        assert torch.allclose(matrix.sum(1), torch.ones(peers, dtype=torch.float64))

@@ -9,8 +9,6 @@ from polyrhythm.communication.message import (
     Kind,
     Message,
     RefusedMessage,
-    pack_tensors,
-    unpack_tensors,
 )
 from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.elastic.averaging import ElasticRule, center_session
@@ -37,67 +35,6 @@ def pulled(made, rank=0):
     return reply
 
 
-def test_alone_both_sides_move_by_the_same_difference():
-    made = center(HALF)
-    [(to, reply)] = made.on_message(2, offer([3.0, 2.0, 0.0], step=8))
-    assert (to, reply.kind, reply.version, reply.step) == (2, Kind.DIFFERENCE, 1, 8)
-    assert reply.tensor.tolist() == [1.0, 2.0, -2.0]
-    assert pulled(made).tensor.tolist() == [2.0, 0.0, 2.0]
-    assert made.steps == {0: 0, 2: 8, 5: 0}
-
-
-def test_staleness_is_how_long_a_worker_has_not_heard_of_the_center():
-    made = center(HALF)
-    for rank in (0, 2):
-        pulled(made, rank)
-    heard = [(0, 0, {}), (2, 4, {1: 4}), (2, 8, {0: 4, 1: 4}), (0, 4, {0: 4, 1: 4, 2: 4})]  # rank, steps
-    for rank, steps, counted in heard:
-        made.on_message(rank, offer([0.0, 0.0, 0.0], step=steps))
-        assert made.staleness == counted
-    made.on_loss(2)
-    pulled(made, 2)  # a successor
-    made.on_message(2, offer([0.0, 0.0, 0.0], step=9))
-    assert made.staleness == {0: 5, 1: 4, 2: 4}
-    assert made.steps == {0: 4, 2: 9, 5: 0}
-
-
-def test_who_leaves_pulls_at_the_center_for_a_last_time():
-    made = center(HALF)
-    assert made.on_message(2, Message(Kind.LEAVE, torch.tensor([3.0, 2.0, 0.0]), step=6)) == []
-    assert pulled(made).tensor.tolist() == [2.0, 0.0, 2.0]
-    assert (made.steps[2], made.staleness) == (6, {0: 6})
-    together = center(QUARTER_TOGETHER)
-    for rank in (5, 0):
-        together.on_message(rank, Message(Kind.LEAVE, torch.tensor([5.0, 2.0, 0.0]), step=6))
-        assert torch.equal(together.values, START)
-    together.on_message(2, Message(Kind.LEAVE, torch.tensor([1.0, -2.0, 4.0]), step=6))
-    assert together.values.tolist() == [3.0, 0.0, 2.0]
-
-
-def test_alpha_of_one_swaps_worker_and_center():
-    made = center(ElasticRule(alpha=1.0, tau=1, together=False))
-    own = torch.tensor([7.0, 8.0, 9.0])
-    [(_, reply)] = made.on_message(5, offer(own.tolist()))
-    assert torch.equal(own - reply.tensor, START)
-    assert torch.equal(pulled(made).tensor, own)
-
-
-def test_alpha_of_zero_moves_nothing():
-    made = center(ElasticRule(alpha=0.0, tau=1, together=False))
-    [(_, reply)] = made.on_message(5, offer([7.0, 8.0, 9.0]))
-    assert reply.tensor.tolist() == [0.0, 0.0, 0.0]
-    assert torch.equal(pulled(made).tensor, START)
-
-
-@pytest.mark.parametrize("rule", [HALF, QUARTER_TOGETHER])
-def test_where_all_are_equal_nothing_moves(rule):
-    made = center(rule)
-    for rank in WORKERS:
-        for _, reply in made.on_message(rank, offer(START.tolist())):
-            assert not reply.tensor.any()
-    assert torch.equal(pulled(made).tensor, START)
-
-
 @pytest.mark.parametrize("order", list(permutations(WORKERS)))
 def test_together_all_differences_are_made_with_the_old_center(order):
     made = center(QUARTER_TOGETHER)
@@ -117,72 +54,6 @@ def test_together_all_differences_are_made_with_the_old_center(order):
     after = sum(torch.tensor(vector) - given[rank] for rank, vector in own.items()) + now
     assert torch.equal(before, after)  # all of these are dyadic
     assert made.version == 1
-
-
-def test_together_the_order_of_arrival_does_not_change_a_bit():
-    generator = torch.Generator().manual_seed(1)
-    own = {rank: torch.randn(3, generator=generator) for rank in WORKERS}
-    found = []
-    for order in permutations(WORKERS):
-        made = center(ElasticRule(alpha=0.3, tau=1, together=True))
-        for rank in order:
-            made.on_message(rank, Message(Kind.VECTOR, own[rank].clone()))
-        found.append(made.values.clone())
-    assert all(torch.equal(found[0], other) for other in found)
-
-
-def test_a_wish_to_stop_reaches_all_of_the_same_exchange():
-    made = center(QUARTER_TOGETHER)
-    made.on_message(0, offer([0.0, 0.0, 0.0]))
-    made.on_message(2, offer([0.0, 0.0, 0.0], stop=True))
-    assert [reply.stop for _, reply in made.on_message(5, offer([0.0, 0.0, 0.0]))] == [True] * 3
-
-
-def test_a_lost_worker_is_forgotten_and_its_successor_begins_with_the_steps_that_are_left():
-    made = center(HALF)
-    made.on_message(5, offer([3.0, 2.0, 0.0], step=12))
-    assert made.on_loss(5) == []
-    answer = pulled(made, 5)
-    assert (answer.step, answer.tensor.tolist()) == (12, [2.0, 0.0, 2.0])
-    assert made.on_loss(7) == []  # none of ours
-
-
-def test_what_was_answered_does_not_change_with_the_center():
-    made = center(HALF)
-    before = pulled(made).tensor
-    made.on_message(2, offer([9.0, 9.0, 9.0]))
-    assert torch.equal(before, START)
-
-
-def test_the_final_center_waits_for_all_and_the_second_leave_ends_it():
-    made = center(HALF)
-    made.on_message(0, Message(Kind.LEAVE))
-    assert made.on_message(0, Message(Kind.PULL, stop=True)) == []
-    made.on_message(2, Message(Kind.LEAVE))
-    assert made.on_message(2, Message(Kind.PULL))[0][1].kind is Kind.LEAVE  # a late successor
-    [(to, reply)] = made.on_message(5, Message(Kind.LEAVE))
-    assert (to, reply.kind) == (0, Kind.PARAMETERS)
-    assert not made.done
-    made.on_message(0, Message(Kind.LEAVE))
-    assert made.done
-
-
-def test_who_asks_before_there_is_a_center_is_answered_when_there_is():
-    made = center_session(WORKERS, HALF)
-    assert made.on_message(2, Message(Kind.PULL)) == []
-    [(to, reply)] = made.on_message(0, Message(Kind.PARAMETERS, START.clone()))
-    assert to == 2
-    assert torch.equal(reply.tensor, START)
-
-
-def test_state_survives_the_wire_and_goes_before_what_worker_0_sends():
-    made = center(HALF)
-    made.on_message(2, offer([3.0, 2.0, 0.0], step=4))
-    copy = center_session(WORKERS, HALF)
-    copy.load_state(unpack_tensors(pack_tensors(*made.state())))
-    copy.on_message(0, Message(Kind.PARAMETERS, torch.zeros(3)))
-    assert torch.equal(copy.values, made.values)
-    assert (copy.version, copy.steps, copy.staleness) == (1, made.steps, {0: 4})
 
 
 def test_what_no_worker_sends_is_named():

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import pytest
 import torch
 from torch import nn
 
@@ -85,24 +84,6 @@ def random(seed):
     return torch.randn(60, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_each_layer_is_a_payload_of_its_own_and_what_is_kept_back_adds_up(known):
-    network, flat, part = made()
-    sums = torch.zeros(60)
-    for number in range(3):
-        gradient = random(number)
-        told = step(network, flat, part, number, gradient, known=known)
-        assert told == [(Kind.PART, 30), (Kind.PUSH, 0)]
-        sums += gradient
-        for stretch, message in zip((30, 0), network.sent, strict=True):
-            own = part._servers._stretches[0][stretch]
-            sums[own.start : own.stop] -= own.layout.decode(
-                own.memory.compressor, message.tensor, torch.float32
-            )
-    kept = part.state()[0]["compression.0.residual"]
-    assert torch.allclose(kept, sums, atol=1e-6)
-
-
 def test_nothing_is_kept_back_of_a_gradient_that_is_not_finite():
     network, flat, part = made()
     step(network, flat, part, 0, random(0))
@@ -113,9 +94,3 @@ def test_nothing_is_kept_back_of_a_gradient_that_is_not_finite():
     assert torch.equal(part.state()[0]["compression.0.residual"], before)
     step(network, flat, part, 2, random(2))
     assert not torch.equal(part.state()[0]["compression.0.residual"], before)
-
-
-def test_an_empty_batch_goes_without_parts():
-    network, flat, part = made()
-    assert step(network, flat, part, 0, torch.zeros(60), weight=0.0) == [(Kind.PUSH, 0)]
-    assert network.sent[0].tensor.numel() == 0

@@ -79,53 +79,6 @@ def stepped(network, flat, part, learning_rate=None):
     network.said[3] += [answer(0, 15.0), answer(1, 16.0, 17.0, 18.0, 19.0)]
 
 
-def test_buckets_leave_as_they_are_ready_and_the_push_brings_the_rest():
-    network, flat, part = made()
-    stepped(network, flat, part)
-    told = [(to, message.kind, message.version, message.tensor.numel()) for to, message in network.sent]
-    assert told == [
-        (3, Kind.PART, 1, 4),
-        (2, Kind.PART, 4, 1),
-        (3, Kind.PART, 0, 1),
-        (2, Kind.PUSH, 0, 4),
-        (3, Kind.PUSH, 0, 0),
-    ]
-
-
-def test_a_shard_that_is_whole_is_pushed_at_once_where_the_learning_rate_is_known():
-    network, flat, part = made()
-    stepped(network, flat, part, learning_rate=0.1)
-    told = [(to, message.kind, message.tensor.numel(), message.learning_rate) for to, message in network.sent]
-    assert told == [
-        (3, Kind.PART, 4, 0.0),
-        (2, Kind.PART, 1, 0.0),
-        (3, Kind.PART, 1, 0.0),
-        (3, Kind.PUSH, 0, 0.1),
-        (2, Kind.PUSH, 4, 0.1),
-    ]
-
-
-def test_parameters_are_awaited_bucket_by_bucket_the_first_layers_first():
-    network, flat, part = made()
-    stepped(network, flat, part)
-    assert not flat.vector.any()
-    part.before_use(2)
-    assert flat.vector.tolist() == [10.0, 11.0, 12.0, 13.0, *[0.0] * 6]
-    part.before_use(1)
-    assert flat.vector.tolist() == [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, *[0.0] * 4]
-    part.before_use(0)
-    assert flat.vector.tolist() == [*range(10, 20)]
-    assert network.said == {2: [], 3: []}
-
-
-def test_settling_takes_all_and_a_copy_of_a_part_is_passed_over():
-    network, flat, part = made()
-    stepped(network, flat, part)
-    network.said[2].insert(1, answer(0, 1.0, 2.0, 3.0, 4.0))
-    part.settle()
-    assert flat.vector.tolist() == [*range(10, 20)]
-
-
 def test_parameters_that_were_used_unannounced_are_refused():
     network, flat, part = made()
     stepped(network, flat, part)

@@ -1,10 +1,9 @@
 """The worker's end of push and pull, against servers that answer by hand."""
 
-import pytest
 import torch
 from torch import nn
 
-from polyrhythm.communication.message import Kind, Message, unpack_json
+from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.parameter_server.serving import push_pull
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -62,50 +61,6 @@ def answer(values, version, step, stop=False):
     return Message(Kind.PARAMETERS, torch.tensor(values), version=version, step=step, stop=stop)
 
 
-def test_every_server_gets_its_shard_and_its_part_of_the_plan():
-    network, flat, ends = setting({})
-    ends.initialize()
-    assert [(to, message.kind) for to, message in network.sent] == [
-        (2, Kind.CONFIGURE), (2, Kind.PARAMETERS), (3, Kind.CONFIGURE), (3, Kind.PARAMETERS),
-    ]  # fmt: skip
-    assert [unpack_json(message.tensor)["spans"][0]["stop"] for _, message in network.sent[::2]] == [2, 3]
-    assert torch.equal(torch.cat([message.tensor for _, message in network.sent[1::2]]), flat.vector)
-
-
-def test_a_pull_overwrites_the_vector_and_gives_the_least_step():
-    network, flat, ends = setting({2: answer([1.0, 2.0], 7, 4), 3: answer([3.0, 4.0, 5.0], 9, 3)})
-    assert ends.pull() == 3
-    assert flat.vector.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert [(message.kind, message.stop) for _, message in network.sent] == [(Kind.PULL, False)] * 2
-    ends.pull(final=True)
-    assert [message.stop for _, message in network.sent[2:]] == [True, True]
-
-
-def test_a_push_says_which_version_its_gradient_was_computed_from():
-    network, flat, ends = setting({2: answer([1.0, 2.0], 7, 4), 3: answer([3.0, 4.0, 5.0], 9, 4, stop=True)})
-    ends.pull()
-    flat.gradients.copy_(torch.arange(5.0))
-    assert ends.push_and_pull(Step(4, stop=True), 0.5, 0.01) is True
-    pushes = [message for _, message in network.sent[2:]]
-    assert [(p.kind, p.version, p.step, p.weight, p.learning_rate, p.stop) for p in pushes] == [
-        (Kind.PUSH, 7, 4, 0.5, 0.01, True),
-        (Kind.PUSH, 9, 4, 0.5, 0.01, True),
-    ]
-    assert [push.tensor.tolist() for push in pushes] == [[0.0, 1.0], [2.0, 3.0, 4.0]]
-    assert [handle.waits for handle in network.handles] == [1, 1, 1, 1]  # two pulls, two pushes
-
-
-def test_nobody_has_to_stop_unless_a_server_says_so():
-    _, _, ends = setting({2: answer([1.0, 2.0], 1, 1), 3: answer([3.0, 4.0, 5.0], 1, 1)})
-    assert ends.push_and_pull(Step(0), 1.0, 0.1) is False
-
-
-def test_all_servers_hear_who_leaves():
-    network, _, ends = setting({})
-    ends.leave()
-    assert [(to, message.kind) for to, message in network.sent] == [(2, Kind.LEAVE), (3, Kind.LEAVE)]
-
-
 class Memory:
     """Memory in which a test says what is lent: by the addresses of vectors."""
 
@@ -143,13 +98,3 @@ def test_lent_gradients_move_when_a_server_still_holds_them(monkeypatch):
         assert (flat.gradients.data_ptr() == place) == (number != 1)
         assert all(view.holds_gradient() for view in flat.views)
     assert flat.gradients.tolist() == [2.0, 3.0, 4.0, 5.0, 6.0]
-
-
-@pytest.mark.parametrize("memory", [None, Memory()])
-def test_gradients_stay_where_lending_them_does_not_pay(memory):
-    network, flat, ends = setting({2: answer([1.0, 2.0], 1, 1), 3: answer([3.0, 4.0, 5.0], 1, 1)})
-    network.lent_memory = lambda: memory
-    place = flat.gradients.data_ptr()
-    ends.lend_gradients()  # there is no such memory, or there are too few numbers
-    ends.push_and_pull(Step(0), 1.0, 0.1)
-    assert flat.gradients.data_ptr() == place

@@ -1,16 +1,11 @@
 """Traces of two workers at one server, worked out by plain Python beside it: delay compensation, SSP, softsync."""
 
-from math import sqrt
-
 import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
-from polyrhythm.errors import RunError
 from polyrhythm.strategies.aggregators.coordinate_median import CoordinateMedian
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
-from polyrhythm.strategies.parameter_server.consistency.backup import Backup
-from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.merge.delay_compensated import DelayCompensated
@@ -59,28 +54,6 @@ class Worker:
         return replies
 
 
-@pytest.mark.parametrize("variant", ["c", "a"])
-def test_delay_compensation(variant):
-    rule = DelayCompensated(variant=variant, lambda0=0.5, m=0.75, epsilon=1e-7)
-    server = served(Asynchronous(), Handling(rule))
-    workers = [Worker(server, A), Worker(server, B, h=2.0)]
-    for worker in workers:
-        worker.pull()
-    w, read, kept, moved = START, [START, START], [0.0, 0.0], []
-    for who in (A, B, A, A, A, B, A, B, B):
-        gradient = workers[who].h * read[who]
-        kept[who] = 0.75 * kept[who] + 0.25 * gradient**2
-        strength = 0.5 if variant == "c" else 0.5 / sqrt(kept[who] + 1e-7)
-        moved.append(abs(w - read[who]))
-        w -= RATE * (gradient + strength * gradient**2 * (w - read[who]))
-        read[who] = w
-        workers[who].push()
-        assert server.values.item() == pytest.approx(w, rel=1e-14)
-        assert workers[who].read == pytest.approx(w, rel=1e-14)
-    assert server.staleness == {0: 4, 1: 4, 3: 1}
-    assert [amount > 0 for amount in moved] == [False, True, True, False, False, True, True, True, False]
-
-
 def test_what_was_answered_last_counts_and_not_what_was_there_at_the_push():
     """A reads anew (after an epoch) while B's updates go on: its own push is compared with that read."""
     server = served(Asynchronous(), Handling(DelayCompensated(variant="c", lambda0=1.0)))
@@ -92,30 +65,6 @@ def test_what_was_answered_last_counts_and_not_what_was_there_at_the_push():
     b.push(-8.0)  # -8 + 64 (2 - 2) = -8: up to 3
     a.push(2.0)  # 2 + 4 (3 - 2) = 6
     assert server.values.item() == 3 - RATE * 6
-
-
-def test_softsync_with_rates_by_staleness():
-    """Three gradients an update; two workers, of which A is quick."""
-    server = served(Softsync(n=1), Handling(StalenessAware()), workers=3)
-    workers = [Worker(server, rank) for rank in (A, B, C)]
-    for worker in workers:
-        worker.pull()
-    w, version, read, held, counted = START, 0, [(START, 0)] * 3, [], {}
-    for who in (A, A, B, A, A, A, A, C, B, A, B, C):
-        held.append((who, *read[who]))
-        if len(held) == 3:
-            ages = [version - seen for _, _, seen in held]
-            w -= RATE / 3 * sum(value / max(1, age) for (_, value, _), age in zip(held, ages, strict=True))
-            version += 1
-            for age in ages:
-                counted[age] = counted.get(age, 0) + 1
-            held = []
-        read[who] = w, version
-        workers[who].push()
-        assert server.values.item() == pytest.approx(w, rel=1e-14)
-        assert (workers[who].read, workers[who].version) == (pytest.approx(w, rel=1e-14), version)
-    assert server.staleness == counted
-    assert counted == {0: 7, 1: 4, 2: 1}
 
 
 def test_staleness_divides_the_rate_also_for_an_optimizer_that_sees_no_length():
@@ -140,85 +89,6 @@ def test_gradients_of_different_ages_count_by_their_ages_in_one_update():
     a.push(4.0, version=1, weight=0.5)  # one update old
     b.push(8.0, version=0, weight=1.0)  # two
     assert server.values.item() == START - RATE * (0.5 * 4 / 1 + 1.0 * 8 / 2) / 1.5
-
-
-def test_ssp_with_cached_reads():
-    """s = 1. A copy is read anew only if it may lack steps before the reader's own less s; in between, own updates."""
-    server = served(BoundedStaleness(s=1, cached_reads=True))
-    a, b = Worker(server, A), Worker(server, B)
-    a.pull()
-    b.pull()
-
-    def kinds(replies):
-        return [(to, "parameters" if reply.tensor is not None else "go on") for to, reply in replies]
-
-    assert kinds(a.push(8.0)) == [(A, "go on")]  # A 1, B 0: a copy of step 0 will do for step 1
-    assert a.version == 1  # the version that it read, and its own update
-    assert kinds(a.push(8.0)) == []  # A 2, B 0: it waits
-    replies = b.push(16.0)  # A 2, B 1: both go on, A with what it must read: all of step 0, and more
-    assert kinds(replies) == [(A, "parameters"), (B, "go on")]
-    a.take(replies)
-    assert a.read == START - RATE * (8 + 8 + 16)
-    assert (a.version, b.version) == (3, 1)
-    assert b.read == START  # its own copy has only its own update, which it makes itself
-    assert kinds(b.push(0.0)) == [(B, "parameters")]  # A 2, B 2: step 2 needs all of step 0
-    assert server.staleness == {
-        0: 2,
-        2: 2,
-    }  # others' updates that a gradient did not see; the last one missed two of A
-    assert server.steps == {A: 2, B: 2}
-
-
-def test_ssp_that_resumes_lets_the_quicker_one_wait():
-    first = served(BoundedStaleness(s=1))
-    a, b = Worker(first, A), Worker(first, B)
-    a.push(1.0)
-    a.push(1.0)
-    tensors, facts = unpack_tensors(pack_tensors(*first.state()))
-    second = shard_session((A, B), BoundedStaleness(s=1))
-    second.load_state((tensors, facts))
-    second.on_message(A, Message(Kind.CONFIGURE, plan()))
-    assert second.on_message(A, Message(Kind.PARAMETERS, torch.zeros(1).double())) == []
-    assert second.on_message(A, Message(Kind.PULL)) == []  # at step 2, and B at 0
-    [(to, answer)] = second.on_message(B, Message(Kind.PULL))
-    assert (to, answer.step, answer.tensor.item()) == (B, 0, START - RATE * 2)
-    b.server = second
-    assert [to for to, _ in b.push(1.0)] == [A, B]
-
-
-class TestBackup:
-    def test_late_gradients_are_dropped_and_counted(self):
-        server = served(Backup(spare=1), workers=3)
-        a, b, c = (Worker(server, rank) for rank in (A, B, C))
-        assert c.push(8.0) == []
-        assert [to for to, _ in a.push(16.0)] == [A, C]
-        assert server.values.item() == START - RATE * 12
-        [(to, answer)] = b.push(1000.0)
-        assert (to, answer.step, answer.version, answer.tensor.item()) == (B, 1, 1, START - RATE * 12)
-        assert (server.dropped, server.staleness, server.steps) == (1, {0: 2}, {A: 1, B: 1, C: 1})
-
-    def test_more_losses_than_spare_ones_end_the_run(self):
-        server = served(Backup(spare=1), workers=4)
-        assert server.on_loss(C) == []
-        with pytest.raises(RunError) as error:
-            server.on_loss(B)
-        assert str(error.value) == (
-            "2 workers are lost (ranks 1, 2), and backup can spare 1: continue with --resume, or start a new run with "
-            "more spare ones"
-        )
-
-    def test_a_successor_makes_good_for_a_loss(self):
-        server = served(Backup(spare=1), workers=4)
-        server.on_loss(C)
-        server.on_message(C, Message(Kind.PULL))
-        assert server.on_loss(B) == []
-
-    def test_who_has_left_is_not_lost(self):
-        server = served(Backup(spare=1), workers=4)
-        for rank in (B, C):
-            server.on_message(rank, Message(Kind.LEAVE))
-            assert server.on_loss(rank) == []
-        assert server.on_loss(A) == []  # the one that is spared
 
 
 def test_held_gradients_survive_a_checkpoint():

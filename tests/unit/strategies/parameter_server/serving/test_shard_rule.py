@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 
 import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
-from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution
-from polyrhythm.strategies.parameter_server.serving.session import ServerSession
-from polyrhythm.strategies.parameter_server.serving.shard import Handling, ShardRule, shard_session
+from polyrhythm.strategies.parameter_server.serving.rule import Contribution
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, ShardRule
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -33,61 +31,6 @@ def begun() -> ShardRule:
 
 def gradient(*values: float, pusher: int = 0, version: int = 0, weight: float = 1.0) -> Contribution:
     return Contribution(pusher, torch.tensor(values), version, 0, weight, 0.5)
-
-
-def applied(made: ShardRule, batch: Sequence[Contribution], version: int = 0) -> tuple[int, dict[int, int]]:
-    found = made.apply(batch, version)
-    assert isinstance(found, Applied)
-    assert found.batch is batch
-    return found.updates, found.staleness
-
-
-def test_one_gradient_and_the_mean_of_two() -> None:
-    made = begun()
-    assert applied(made, [gradient(2.0, 0.0)]) == (1, {0: 1})
-    assert made.values.tolist() == [0.0, 2.0]
-    two = [gradient(2.0, 4.0, version=1), gradient(0.0, 0.0, pusher=1)]
-    assert applied(made, two, 1) == (1, {0: 1, 1: 1})
-    assert made.values.tolist() == [-1.0, 1.0]  # the velocity: 0.5 * [2, 0] + [1, 2]
-
-
-def test_empty_batches_are_no_update() -> None:
-    made = begun()
-    assert applied(made, [gradient(0.0, 0.0, weight=0.0)]) == (0, {})
-    empty = [gradient(0.0, 0.0, weight=0.0), gradient(0.0, 0.0, pusher=1, weight=0.0)]
-    assert applied(made, empty) == (0, {})
-    assert made.values.tolist() == [1.0, 2.0]
-
-
-def push(made: ServerSession, pusher: int, version: int, step: int) -> None:
-    made.on_message(pusher, Message(Kind.PUSH, torch.tensor([1.0, 0.0]), version, step, 1.0, 0.5))
-
-
-def test_the_latest_staleness_is_told_once() -> None:
-    made = shard_session((0, 1), Softsync(n=2))
-    made.on_message(0, CONFIGURE)
-    made.on_message(0, Message(Kind.PARAMETERS, torch.tensor([1.0, 2.0])))
-    push(made, 0, 0, 0)
-    assert made.latest_staleness() == {0: 1}
-    push(made, 1, 0, 0)
-    assert made.latest_staleness() == {1: 1}
-    assert made.latest_staleness() == {}
-    assert (made.version, made.staleness) == (2, {0: 1, 1: 1})
-
-
-def test_a_resumed_one_takes_its_own_parameters_and_the_optimizers_state() -> None:
-    first, second = begun(), unbegun()
-    first.apply([gradient(2.0, 0.0)], 0)
-    tensors, facts = first.state()
-    second.load_state(({name: tensor.clone() for name, tensor in tensors.items()}, facts))
-    second.configure(CONFIGURE)
-    second.begin(torch.tensor([7.0, 7.0]))
-    assert second.values.tolist() == [0.0, 2.0]
-    for made in first, second:
-        made.apply([gradient(1.0, 1.0, version=1)], 1)
-    assert (
-        second.values.tolist() == first.values.tolist() == [-1.0, 1.5]
-    )  # the velocity: 0.5 * [2, 0] + [1, 1]
 
 
 def test_what_comes_out_of_order_is_refused() -> None:
