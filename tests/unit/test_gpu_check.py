@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -276,5 +276,314 @@ def test_the_rate_of_a_run_is_that_of_its_window(part: Any, tmp_path: Path) -> N
 # A fault in each part
 
 
+def large(part: Any, tmp_path: Path, earlier: dict[str, Any] | None = None) -> Any:
+    """Gives a setting that claims speeds, as on a GPU, for checks whose commands are replaced."""
+    return part("setting").Setting("cpu", tmp_path, quick=False, earlier=earlier)
+
+
 def quick(part: Any, tmp_path: Path) -> Any:
     return part("setting").Setting("cpu", tmp_path, quick=True)
+
+
+def test_part_1_finds_a_torn_copy(part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = part("correct")
+    staging = correct.Staging
+
+    def half(source: torch.Tensor, target: torch.Tensor) -> Any:
+        target[: len(target) // 2].copy_(source[: len(source) // 2])
+        return lambda: None
+
+    monkeypatch.setattr(correct, "_staging", lambda _: staging(half, correct._in_background, pinned=False))
+    with pytest.raises(part("setting").Failed, match="torn"):
+        correct.pinned_copies(quick(part, tmp_path))
+
+
+def test_part_1_finds_a_copy_that_was_made_too_late(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    correct, waiting = part("correct"), list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def later(source: torch.Tensor, target: torch.Tensor) -> Any:
+        for each in waiting:
+            each[1].copy_(each[0])
+        waiting.append((source, target))
+        return lambda: None
+
+    late = correct.Staging(later, correct._in_background, pinned=False)
+    monkeypatch.setattr(correct, "_staging", lambda _: late)
+    with pytest.raises(part("setting").Failed, match=r"torn|copies hold"):
+        correct.pinned_copies(quick(part, tmp_path))
+
+
+@pytest.mark.parametrize(("together_s", "holds"), [(1.1, True), (1.5, False)])
+def test_part_1_finds_copies_for_which_the_backward_pass_waits(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together_s: float, holds: bool
+) -> None:
+    correct, setting = part("correct"), quick(part, tmp_path)
+    monkeypatch.setattr(part("setting").Setting, "is_gpu", True)
+    monkeypatch.setattr(
+        correct,
+        "_staging",
+        lambda _: correct.Staging(correct._copy_at_once, correct._in_background, pinned=False),
+    )
+    taken = iter([1.0, 0.5, together_s])  # the backward pass alone, the copies alone, both
+    monkeypatch.setattr(setting, "seconds", lambda act: next(taken))
+    if holds:
+        assert correct.overlap(setting)["hidden"] == pytest.approx(0.8)
+    else:
+        with pytest.raises(part("setting").Failed, match="only 0% of the shorter is hidden"):
+            correct.overlap(setting)
+
+
+@pytest.mark.parametrize(
+    ("late", "found"), [((10, 21), "1 more bytes are reserved"), ((11, 20), "1 more bytes are")]
+)
+def test_part_1_finds_memory_that_grows(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[int, int], found: str
+) -> None:
+    correct, setting = part("correct"), quick(part, tmp_path)
+    monkeypatch.setattr(part("setting").Setting, "is_gpu", True)
+    monkeypatch.setattr(setting, "loop", lambda *_, steps: {"memory_bytes": [(10, 20), (10, 20)]})
+    correct.memory_of_a_loop(setting)
+    monkeypatch.setattr(setting, "loop", lambda *_, steps: {"memory_bytes": [(10, 20), late]})
+    with pytest.raises(part("setting").Failed, match=found):
+        correct.memory_of_a_loop(setting)
+
+
+TRAINED = {"test_top1": 0.9, "test_loss": 0.1, "parameters_sha256": "a", "images_not_seen": 0, "same": True}
+
+
+@pytest.mark.parametrize(
+    ("row", "run", "fault", "found"),
+    [
+        ("same_bits", "two", {"parameters_sha256": "b"}, "other bits"),
+        ("two_ranks", "gpu", {"test_top1": 0.7}, "top-1 differs"),
+        ("mixed_devices", "servers", {"images_not_seen": 7}, "7 images not seen"),
+        ("two_bytes", "bfloat16", {"parameters_sha256": "a"}, "same bits"),
+        ("device_cache", "small", {"parameters_sha256": "b"}, "changes bits"),
+    ],
+)
+def test_part_1_finds_a_run_that_went_wrong(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, run: str, fault: Any, found: str
+) -> None:
+    correct, setting = part("correct"), quick(part, tmp_path)
+    own = {"bfloat16": {"parameters_sha256": "b"}} if row == "two_bytes" else {}
+
+    def trained(faults: dict[str, Any], **jobs: Any) -> dict[str, Any]:
+        return {name: {**TRAINED, **own.get(name, {}), **faults.get(name, {})} for name in jobs}
+
+    monkeypatch.setattr(setting, "call", lambda *words: dict(TRAINED))
+    monkeypatch.setattr(correct, "_difference", lambda one, other: 0.0)
+    monkeypatch.setattr(correct, "read_events", lambda path: [SimpleNamespace(kept_bytes=99_000, hits=3)])
+    monkeypatch.setattr(setting, "train_all", partial(trained, {}))
+    getattr(correct, row)(setting)
+    monkeypatch.setattr(setting, "train_all", partial(trained, {run: fault}))
+    with pytest.raises(part("setting").Failed, match=found):
+        getattr(correct, row)(setting)
+
+
+def test_part_1_finds_parameters_that_differ(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    correct, setting = part("correct"), quick(part, tmp_path)
+    from safetensors.torch import save_file
+
+    for name, value in (("gpu", 1.0), ("cpu", 1.1), ("compiled", 1.0), ("plain", 1.1)):
+        setting.run_folder(name).mkdir(parents=True)
+        save_file({"weight": torch.full((4,), value)}, setting.run_folder(name) / "model.safetensors")
+    monkeypatch.setattr(setting, "train_all", lambda **jobs: {name: dict(TRAINED) for name in jobs})
+    for row in (correct.two_ranks, correct.compiled):
+        with pytest.raises(part("setting").Failed, match=r"differ (by|from a CPU's by) 0.091 of their norm"):
+            row(setting)
+
+
+@pytest.mark.parametrize("kind", ["train", "join"])
+@pytest.mark.parametrize("rate", [99.0, 97.0])
+def test_part_2_finds_a_slow_path(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, rate: float
+) -> None:
+    one_gpu = part("one_gpu")
+    setting = large(part, tmp_path, {one_gpu.bare_row("lenet5"): {"images_per_s": 100.0}})
+    monkeypatch.setattr(setting, "loop", lambda kind, network: {"images_per_s": rate})
+    row = partial(getattr(one_gpu, kind), setting, "lenet5")
+    if rate / 100.0 >= one_gpu.LEAST_SHARE:
+        assert row()["share"] == pytest.approx(0.99)
+    else:
+        with pytest.raises(part("setting").Failed, match=r"0\.970 of the bare loop"):
+            row()
+
+
+@pytest.mark.parametrize(
+    ("way", "rate", "bottleneck", "found"),
+    [
+        ("decoded", 90.0, "input", "0.900 of the bare loop's images/s is fed"),
+        ("files", 50.0, "compute", "and compute is named"),
+        ("files", 50.0, "input", None),
+        ("decoded", 96.0, "compute", None),
+    ],
+)
+def test_part_2_finds_a_loader_that_is_slow_or_not_named(
+    part: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    rate: float,
+    bottleneck: str,
+    found: str | None,
+) -> None:
+    one_gpu = part("one_gpu")
+    setting = large(part, tmp_path, {one_gpu.bare_row("resnet50"): {"images_per_s": 100.0}})
+    monkeypatch.setattr(setting, "pictures", lambda side, photographs: tmp_path)
+    measured = part("setting").Measured(rate, 5.0, bottleneck, None)
+    monkeypatch.setattr(setting, "measured", lambda name, *words, **window: measured)
+    if found is None:
+        assert one_gpu.fed(setting, way)["share"] == rate / 100
+    else:
+        with pytest.raises(part("setting").Failed, match=found):
+            one_gpu.fed(setting, way)
+
+
+def test_part_3_finds_ranks_that_hold_each_other_back(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = part("ranks")
+    alone = {"a GPU rank alone": {"images_per_s": 100.0}, "a CPU rank alone": {"images_per_s": 20.0}}
+    setting = large(part, tmp_path, alone)
+    monkeypatch.setattr(setting, "pictures", lambda side: tmp_path)
+    for rate, holds in ((120.0, True), (70.0, False)):
+        measured = part("setting").Measured(rate, 5.0, None, None)
+        monkeypatch.setattr(setting, "measured", lambda name, *words, measured=measured, **more: measured)
+        for row in (ranks.together, ranks.mixed):
+            if holds:
+                assert row(setting, "ad_psgd")["share"] >= 0.6
+            else:
+                with pytest.raises(part("setting").Failed, match="of the sum of the speeds alone"):
+                    row(setting, "ad_psgd")
+
+
+def test_part_3_says_which_row_it_lacks(part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = large(part, tmp_path)
+    monkeypatch.setattr(setting, "pictures", lambda side: tmp_path)
+    monkeypatch.setattr(
+        setting, "measured", lambda name, *words, **more: part("setting").Measured(1.0, 5.0, None, None)
+    )
+    with pytest.raises(part("setting").Skipped, match="a GPU rank alone") as lacking:
+        part("ranks").together(setting, "ad_psgd")
+    assert lacking.value.figures["images_per_s"] == 1.0
+
+
+@pytest.mark.parametrize(("rate", "holds"), [(108.0, True), (115.0, False), (85.0, False)])
+def test_part_6_finds_a_wrong_prediction(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float, holds: bool
+) -> None:
+    prediction, ranks = part("prediction"), part("ranks")
+    names = [
+        ranks.strategy_row(kind, each) for kind in (ranks.TOGETHER, ranks.MIXED) for each in ranks.STRATEGIES
+    ]
+    setting = large(part, tmp_path, {name: {"images_per_s": 100.0} for name in [*names, "resnet50: train"]})
+    monkeypatch.setattr(setting, "pictures", lambda side, **kind: tmp_path)
+    monkeypatch.setattr(prediction, "_profiled", lambda *_: {"step_s": 1.0})
+    monkeypatch.setattr(prediction, "_cluster", lambda *_: "cluster.yaml")
+    monkeypatch.setattr(prediction, "_simulated", lambda *_: rate)
+    for row in (prediction.one_worker, prediction.two_ranks, prediction.with_cpu_ranks):
+        if holds:
+            row(setting)
+        else:
+            with pytest.raises(part("setting").Failed, match="of what was measured"):
+                row(setting)
+
+
+def test_part_5_finds_pictures_that_change_otherwise(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    augmentation, calls = part("augmentation"), list[int]()
+    ours = augmentation.ours
+
+    def other(name: str, images: torch.Tensor) -> Any:
+        calls.append(1)
+        act = ours(name, images)
+        return act if len(calls) != 2 else lambda number: act(number).roll(1, -1)
+
+    monkeypatch.setattr(augmentation, "ours", other)
+    monkeypatch.setattr(augmentation, "PEERS", {})
+    with pytest.raises(part("setting").Failed, match="differ from a CPU's"):
+        augmentation.changed(quick(part, tmp_path), "crop and flip")
+
+
+def test_part_5_finds_a_slower_chain(part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    augmentation, setting = part("augmentation"), large(part, tmp_path)
+    taken = iter([2.0, 1.0])
+    monkeypatch.setattr(setting, "seconds", lambda act, times: next(taken))
+    monkeypatch.setattr(augmentation, "_batch", lambda setting: torch.zeros(8, 3, 32, 32, dtype=torch.uint8))
+    monkeypatch.setattr(augmentation, "PEERS", {"torchvision": lambda name, images: lambda number: None})
+    with pytest.raises(part("setting").Failed, match=r"0\.50 of torchvision's images/s"):
+        augmentation.changed(setting, "crop and flip")
+
+
+def test_part_4_finds_a_way_through_another_device(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compressors = part("compressors")
+    made = compressors.made
+
+    class Elsewhere:
+        """Looks at the vector on another device, which `meta` stands for."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(made("top_k"), name)
+
+        def encode(self, vector: torch.Tensor, place: Any) -> torch.Tensor:
+            vector.to("meta")
+            return made("top_k").encode(vector, place)
+
+    monkeypatch.setattr(compressors, "made", lambda name: Elsewhere())
+    with pytest.raises(part("setting").Failed, match=r"20\d\d\d bytes go through the host"):
+        compressors.compressed(quick(part, tmp_path), "top_k")
+
+
+def test_part_4_counts_what_moves(part: Any) -> None:
+    crossing_bytes = part("compressors").crossing_bytes
+    here, there = torch.zeros(1000), torch.zeros(1000, device="meta")
+    assert crossing_bytes(lambda: here + here[:1]) == 0
+    assert crossing_bytes(lambda: there.copy_(here)) == 4000
+    assert crossing_bytes(lambda: here.to("meta", torch.float64)) == 4000
+    assert crossing_bytes(lambda: here[3].item()) == 4
+
+
+def test_part_4_finds_wrong_numbers(part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compressors = part("compressors")
+    made, calls = compressors.made, list[int]()
+
+    class Wrong:
+        """Decodes the first payload wrongly."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(made("one_bit"), name)
+
+        def decode(self, payload: torch.Tensor, place: Any) -> torch.Tensor:
+            calls.append(1)
+            return made("one_bit").decode(payload, place) * (2.0 if len(calls) == 1 else 1.0)
+
+    monkeypatch.setattr(compressors, "made", lambda name: Wrong())
+    with pytest.raises(part("setting").Failed, match="decoded vectors differ"):
+        compressors.compressed(quick(part, tmp_path), "one_bit")
+
+
+@pytest.mark.parametrize(("joules", "holds"), [(0.51, True), (0.6, False)])
+def test_part_7_finds_energy_that_is_lost(part: Any, tmp_path: Path, joules: float, holds: bool) -> None:
+    energy, one_gpu = part("energy"), part("one_gpu")
+    earlier = {
+        one_gpu.bare_row("resnet50"): {"joules_per_image": 0.5, "images_per_s": 1000.0},
+        "resnet50: train": {"joules_per_image": joules, "images_per_s": 1000.0},
+    }
+    setting = large(part, tmp_path, earlier)
+    if holds:
+        assert energy.energy(setting)["train"]["watts"] == pytest.approx(510)
+    else:
+        with pytest.raises(part("setting").Failed, match=r"train: 1\.20 of the bare loop's joules"):
+            energy.energy(setting)
+
+
+def test_part_7_is_left_out_without_a_counter(part: Any, tmp_path: Path) -> None:
+    with pytest.raises(part("setting").Skipped, match="NVML"):
+        part("energy").energy(large(part, tmp_path))
