@@ -82,8 +82,8 @@ def test_killed_at_any_moment_it_resumes_from_a_whole_one(spec: str, moment: str
     saved = [event.step for event in events if isinstance(event, CheckpointSaved)]
     if started.start_step < started.steps:
         assert begins_at < saved[0]
-    else:  # the servers' state of a checkpoint may follow the last push of a free-running worker
-        assert not strategy(spec).traits(WORKERS).lockstep
+    else:  # a slow disk leaves checkpoints out, and servers' states may follow the last push of a free-running worker
+        assert moment == "written" or not strategy(spec).traits(WORKERS).lockstep
     result = result_of(events)
     assert result["images_not_seen"] == 0
     if strategy(spec).traits(WORKERS).lockstep:
