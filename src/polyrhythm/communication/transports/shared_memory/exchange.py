@@ -38,9 +38,10 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from itertools import zip_longest
 
 import torch
@@ -108,7 +109,6 @@ class SharedBuffer:
         self._memory = mmap.mmap(descriptor, layout.nbytes)
         lines = memoryview(self._memory)[_CONTROL_START : layout.control_bytes]
         self.words = lines[: layout.members * LINE_WORDS * 8].cast("q")
-        self._slots: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
 
     @property
     def token(self) -> str:
@@ -119,23 +119,16 @@ class SharedBuffer:
         """Give the memory its token; called once, by the process that made the file."""
         self._memory[:_TOKEN_BYTES] = secrets.token_bytes(_TOKEN_BYTES)
 
-    def slots(self, half: int, dtype: torch.dtype) -> list[Tensor]:
-        """Return the slots of a half and, last, its sums, as vectors of a dtype."""
-        if dtype not in self._slots:
-            self._slots[dtype] = self._cut(0, dtype), self._cut(1, dtype)
-        return self._slots[dtype][half]
+    def slot(self, half: int, slot: int, dtype: torch.dtype, count: int) -> Tensor:
+        """Return the first `count` elements of a slot of a half as a vector; slot `members` holds the sums."""
+        start = self.layout.start(half, slot)
+        found = torch.frombuffer(self._memory, dtype=dtype, offset=start, count=max(1, count))
+        return found if count else found[:0]
 
     def whole(self, half: int) -> Tensor:
         """Return all slots of a half as one vector of bytes."""
         start, size = self.layout.start(half, 0), self.layout.slot_bytes * self.layout.members
         return torch.frombuffer(self._memory, dtype=torch.uint8, offset=start, count=size)
-
-    def _cut(self, half: int, dtype: torch.dtype) -> list[Tensor]:
-        count = self.layout.slot_bytes // dtype.itemsize
-        return [
-            torch.frombuffer(self._memory, dtype=dtype, offset=self.layout.start(half, slot), count=count)
-            for slot in range(self.layout.members + 1)
-        ]
 
 
 def memory_file(nbytes: int) -> int:
@@ -165,7 +158,8 @@ class HalfPlaces:
     """The places in one half, for a vector that fits into a slot and is cut into one slice a member.
 
     Attributes:
-        whole: place of each member's whole vector.
+        slot: function that returns the place of a member's whole vector, or that of the sums after the last member.
+        members: number of members.
         mine: place of each member's part of this member's slice; empty where it has none.
         handing_in: places for this member's parts before and behind its own slice.
         total: place for the sum of this member's slice.
@@ -173,12 +167,18 @@ class HalfPlaces:
         description: description of its all-reduce.
     """
 
-    whole: list[Tensor]
+    slot: Callable[[int], Tensor]
+    members: int
     mine: list[Tensor]
     handing_in: tuple[Tensor, Tensor]
     total: Tensor
     totals: tuple[Tensor, Tensor]
     description: int
+
+    @cached_property
+    def whole(self) -> list[Tensor]:
+        """Place of each member's whole vector."""
+        return [self.slot(member) for member in range(self.members)]
 
 
 class Places:
@@ -212,11 +212,16 @@ class Places:
     def _half(self, half: int, dtype: torch.dtype, count: int) -> HalfPlaces:
         start, length, _ = self.cut(count)
         stop = start + length
-        *slots, sums = (slot[:count] for slot in self._arena.slots(half, dtype))
-        own = slots[self._member]
+        arena, members = self._arena, self._arena.layout.members
+
+        def slot(number: int) -> Tensor:
+            return arena.slot(half, number, dtype, count)
+
+        own, sums = slot(self._member), slot(members)
         return HalfPlaces(
-            slots,
-            [slot[start:stop] for slot in slots] if length else [],
+            slot,
+            members,
+            [slot(member)[start:stop] for member in range(members)] if length else [],
             (own[:start], own[stop:]),
             sums[start:stop],
             (sums[:start], sums[stop:]),

@@ -41,10 +41,10 @@ def test_two_mappings_are_one_memory() -> None:
     assert len(here.token) == 32
     here.words[17] = 2**40
     assert there.words[17] == 2**40
-    here.slots(1, torch.float64)[2].fill_(0.5)
-    assert torch.equal(there.slots(1, torch.float64)[2], torch.full((1 << 17,), 0.5).double())
-    assert there.slots(1, torch.float64)[1].count_nonzero() == 0
-    assert there.slots(0, torch.float64)[2].count_nonzero() == 0
+    here.slot(1, 2, torch.float64, 1 << 17).fill_(0.5)
+    assert torch.equal(there.slot(1, 2, torch.float64, 1 << 17), torch.full((1 << 17,), 0.5).double())
+    assert there.slot(1, 1, torch.float64, 1 << 17).count_nonzero() == 0
+    assert there.slot(0, 2, torch.float64, 1 << 17).count_nonzero() == 0
     assert there.words[17] == 2**40
 
 
@@ -80,8 +80,8 @@ def test_slices_cover_a_vector_and_places_mirror_them(monkeypatch: pytest.Monkey
         assert [sum(cut) for cut in cuts] == [count] * 3
         assert [cut[0] for cut in cuts] == [0, cuts[0][1], cuts[0][1] + cuts[1][1]]
     assert min(Places(arena, member).cut(10)[1] for member in range(3)) == 3
-    arena.slots(0, torch.int32)[1][:10] = torch.arange(10)
-    arena.slots(1, torch.int32)[3][:10] = torch.arange(10, 20)
+    arena.slot(0, 1, torch.int32, 10)[:] = torch.arange(10)
+    arena.slot(1, 3, torch.int32, 10)[:] = torch.arange(10, 20)
     first, second = Places(arena, 1).of(torch.int32, 10)
     assert first.whole[1].tolist() == list(range(10))
     assert first.mine[1].tolist() == [3, 4, 5]
@@ -100,3 +100,4 @@ def test_of_hundreds_of_members_only_so_many_add_as_have_a_slice_worth_it(count:
     assert [sum(cut) for cut in cuts] == [count] * 512
     assert [cut[0] for cut in cuts[1:]] == [before + length for before, length, _ in cuts[:-1]]
     assert sum(length > 0 for _, length, _ in cuts) == adders
+    assert [len(each) for each in Places(arena, 1).of(torch.int32, 0)[0].whole] == [0, 0, 0]
