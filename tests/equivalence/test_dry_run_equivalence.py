@@ -68,9 +68,10 @@ class _NotedEnds:
         return part
 
 
-def _sent(piece: RankProgram, workers: int, servers: int, ended: set[int]) -> Sent:
+def _sent(piece: RankProgram, workers: int, servers: int, ended: set[int], replicated: bool) -> Sent:
     """Plays, and gives the strategy's messages while workers take steps: worker 0 ends later in training, where it
-    waits for the others first. What servers tell each other may be of any worker, and is given until one ends.
+    waits for the others first. What servers tell each other may be of any worker, and is given until one ends; so
+    are all messages where servers are replicated, since answers wait for what these tell each other.
     """
     sent: Sent = []
     among_servers = set(roles_in_order(workers, servers).servers)
@@ -78,7 +79,7 @@ def _sent(piece: RankProgram, workers: int, servers: int, ended: set[int]) -> Se
 
     def noted(self: SimulatedCommunicator, to: int, message: Message) -> object:
         source, target = self._home.rank, self._members[to]
-        over = ended if {source, target} <= among_servers else ended & {source, target}
+        over = ended if replicated or {source, target} <= among_servers else ended & {source, target}
         if message.kind not in APART and not over and len(ended) < workers:
             nbytes = self._home.cluster.nbytes_of(message)
             sent.append((self.clock.now(), message.kind.name, source, target, nbytes))
@@ -133,11 +134,11 @@ def _both(
         epoch_images=IMAGES,
         optimizer=optimizer,
     )
-    servers = job.traits.servers
+    servers, replicated = job.traits.servers, bool(plain.faults(3).holders)
     with mock.patch("polyrhythm.roles.replica.FlatParameters", flats):
-        real = _sent(RankProgram(partial(_play, job)), 3, servers, ended)
+        real = _sent(RankProgram(partial(_play, job)), 3, servers, ended, replicated)
     ended.clear()
-    return real, _sent(program_of(dry_run), 3, servers, ended)
+    return real, _sent(program_of(dry_run), 3, servers, ended, replicated)
 
 
 def _assert_same(real: Sent, dry: Sent) -> None:
