@@ -75,8 +75,10 @@ def test_a_script_can_be_profiled_simulated_and_planned(tmp_path: Path) -> None:
     own = ["--model", "sizes(file='here.yaml')", "--batch-size", "4", "--json"]
     changing = SCRIPT.replace("torch.randn(4, 64))", "torch.randn(4, 1 + _ % 2, 64)).mean(1)")
     (tmp_path / "changing.py").write_text(changing)
-    some = "self.layers((x + self.token)[: 2 + int(x.sum() > 0)]).mean(0).expand(len(x), 10)"
-    masked = SCRIPT.replace("self.layers(x + self.token)", some)
+    some = "self.layers((x + self.token)[: 2 + next(turns)]).mean(0).expand(len(x), 10)"
+    masked = "import itertools\nturns = itertools.cycle([0, 1])" + SCRIPT.replace(
+        "self.layers(x + self.token)", some
+    )
     (tmp_path / "masked.py").write_text(masked)
     other = [*own[:1], "sizes(file='masked.yaml')", "--batch-size", "8", "--json"]
     dry = ["simulate", "--cluster", "masked.yaml", "--gradients", "none", "--steps", "5", "--workers", "1"]
