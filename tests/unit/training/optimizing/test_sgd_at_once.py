@@ -85,24 +85,15 @@ def test_gradients_that_a_loop_has_set_itself_are_those_that_count() -> None:
     assert moved == pytest.approx([-0.1, 0.0, -0.2, -0.2])
 
 
-def test_hooks_of_the_users_optimizer_are_called() -> None:
+@pytest.mark.parametrize("of_all", [False, True])
+def test_hooks_are_called(of_all: bool) -> None:
     model, ours = made({"lr": 0.1}, torch.float32)
     flat = FlatParameters(model)
     own = OptimizerPlan.of(ours, flat, keeps=True).own
     assert own is not None
     called: list[str] = []
-    ours.register_step_post_hook(lambda *_: called.append("after"))
-    own.step(flat.gradients, 0.0)
-    assert called == ["after"]
-
-
-def test_hooks_of_all_optimizers_are_called() -> None:
-    model, ours = made({"lr": 0.1}, torch.float32)
-    flat = FlatParameters(model)
-    own = OptimizerPlan.of(ours, flat, keeps=True).own
-    assert own is not None
-    called: list[str] = []
-    handle = register_optimizer_step_pre_hook(lambda *_: called.append("before"))
+    register = register_optimizer_step_pre_hook if of_all else ours.register_step_pre_hook
+    handle = register(lambda *_: called.append("before"))
     own.step(flat.gradients, 0.0)
     handle.remove()
     assert called == ["before"]
