@@ -108,7 +108,7 @@ def trial_of(strategy: Strategy) -> Trial:
     sizes = ModelSizes((100_000,), (1.0,))
     if strategy.faults(WORKERS).may_repeat:  # what may be half made has layers
         sizes = ModelSizes((30_000, 30_000, 40_000), (0.3, 0.3, 0.4))
-    if strategy.traits(WORKERS).trunk != "copied":
+    if strategy.traits(WORKERS).trunk not in (None, "copied"):
         sizes = sizes_for(convolving(), SHAPE, strategy, WORKERS)
     dry_run = DryRun(strategy=strategy, workers=WORKERS, steps=STEPS, sizes=sizes)
     return Trial(layout=layout, dry_run=dry_run)

@@ -82,8 +82,34 @@ def agreeing(workers: int) -> list[str]:
 
 
 def plain_alone() -> list[str]:
-    """Gives the specs of those strategies of which one worker is plain training."""
-    return [spec for spec in strategies() if strategy(spec).traits(1).plain_alone]
+    """Gives the specs of those strategies of which one worker is plain training, bit for bit."""
+    return [spec for spec in strategies() if is_plain_alone(spec)]
+
+
+OTHERWISE_ALONE = {
+    "admm", "decoupled_diloco", "diloco", "downpour", "eamsgd", "easgd", "ng_sgd", "periodic_averaging", "pipeline",
+    "sandblaster", "slowmo",
+}  # fmt: skip
+"""Strategies that also change a single worker's arithmetic: outer steps, centers, their own optimizers."""
+
+
+def is_plain_alone(spec: str) -> bool:
+    """Gives whether one worker of a strategy is plain training, bit for bit."""
+    name, _, options = spec.partition("(")
+    return name not in OTHERWISE_ALONE and not (
+        "inside=local_sgd" in options or (name == "parameter_server" and "compress=" in options)
+    )
+
+
+READS_OLD = {"ad_psgd", "decoupled_diloco", "gaia", "ssp"}
+"""Strategies of which, with several workers, not every step ends with the newest parameters."""
+
+
+def reads_newest(spec: str, workers: int) -> bool:
+    """Gives whether every step ends with the newest parameters, so that all of them send equally many bytes."""
+    name, _, options = spec.partition("(")
+    alone = workers == 1 and name in ("ad_psgd", "gaia")
+    return alone or not (name in READS_OLD or "inside=local_sgd" in options)
 
 
 def named(specs: list[str]) -> list[str]:

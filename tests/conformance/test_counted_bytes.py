@@ -9,7 +9,17 @@ from itertools import pairwise, permutations
 import pytest
 import torch
 
-from conformance.jobs import CLASSES, PARAMETERS, make_job, named, played, simulated, strategies, strategy
+from conformance.jobs import (
+    CLASSES,
+    PARAMETERS,
+    make_job,
+    named,
+    played,
+    reads_newest,
+    simulated,
+    strategies,
+    strategy,
+)
 from polyrhythm.compression.layout import Layout
 from polyrhythm.data.dealing import batch_images
 from polyrhythm.simulation.run import ConstantCluster
@@ -293,7 +303,7 @@ def declared_per_step(spec, workers, size, buckets, steps):
 
 
 def assert_bytes(spec, workers, found, declared):
-    if strategy(spec).traits(workers).reads_newest:
+    if reads_newest(spec, workers):
         assert found == pytest.approx(declared, rel=1e-12)
     else:  # half of it goes up, at every step
         assert declared / 2 <= found <= declared
@@ -337,9 +347,7 @@ def test_bytes_sent_in_the_background_of_the_backward_pass_count(spec, monkeypat
     assert_bytes(spec, 3, result["bytes_sent_per_step"], declared)
 
 
-@pytest.mark.parametrize(
-    "spec", [spec for spec in named(strategies()) if strategy(spec).traits(3).reads_newest]
-)
+@pytest.mark.parametrize("spec", [spec for spec in named(strategies()) if reads_newest(spec, 3)])
 def test_the_length_of_the_run_does_not_change_the_bytes_of_a_step(spec):
     rounds = max(1, strategy(spec).traits(3).exchange_every)
     short, long = (

@@ -9,10 +9,12 @@ from conformance.jobs import (
     UNEVEN,
     agreeing,
     in_step,
+    is_plain_alone,
     make_job,
     named,
     out_of_step,
     played,
+    reads_newest,
     sha256_of,
     simulated,
     strategies,
@@ -56,9 +58,7 @@ def test_replicas_agree_where_they_must(spec, workers):
 
 
 SERVED = [
-    spec
-    for spec in out_of_step(3)
-    if strategy(spec).traits(1).servers and strategy(spec).traits(1).plain_alone
+    spec for spec in out_of_step(3) if strategy(spec).traits(1).servers and is_plain_alone(spec)
 ]  # whose workers have no parameters of their own
 
 
@@ -68,7 +68,7 @@ def test_out_of_step_worker_0_ends_with_what_the_servers_hold(spec):
     quickest, middle, slowest = (vector_of(model) for model in trained.models)
     assert trained.sha256 == sha256_of(quickest)
     built = strategy(spec)
-    if built.traits(3).reads_newest:
+    if reads_newest(spec, 3):
         assert torch.equal(quickest, slowest)  # whose gradient was the last
     assert built.traits(3).gradients < 3 or not torch.equal(quickest, middle)
 

@@ -344,7 +344,7 @@ class Auto:
         traits = strategy_from(candidate.strategy).traits(candidate.workers)
         if traits.identical:
             return 1.0
-        averages = not traits.servers and traits.rate_divisor == 1
+        averages = not traits.servers and traits.updates == 1
         return 1 + (self.margin - 1) / 5 if averages else self.margin
 
 

@@ -99,7 +99,7 @@ def _config(folder: Path, recording: Recording) -> RunConfig:
 def _job(folder: Path, config: RunConfig, recording: Recording) -> Job:
     """Return the recorded job, without checkpoints."""
     job = assemble(config, CheckpointConfig(checkpoints=0), data_of(config, folder))
-    if not job.traits.replayable:
+    if job.traits.one_host:
         raise RequestError(
             f"{folder} was trained with {job.strategy}, with shared memory: the order of reads is not "
             "recorded, so it cannot be replayed"

@@ -638,9 +638,9 @@ def default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
         assert isinstance(own, OptimizerConfig)
         return own
     usual = SGD()
-    if traits.rate_divisor == 1:
+    if traits.updates == 1:
         return usual
-    return SGD(lr=float(f"{LATE_RATE / traits.rate_divisor:.3g}"), momentum=0)
+    return SGD(lr=float(f"{LATE_RATE / traits.updates:.3g}"), momentum=0)
 
 
 def _made(what: str, spec: Any, *packages: str) -> Config:

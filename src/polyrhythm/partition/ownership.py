@@ -125,7 +125,7 @@ class Division:
 
 
 def division(
-    model: nn.Module, flat: FlatParameters, image: Tensor, how: Trunk, workers: int, rank: int
+    model: nn.Module, flat: FlatParameters, image: Tensor, how: Trunk | None, workers: int, rank: int
 ) -> Division:
     """Return the division of a network that is computed.
 
@@ -209,13 +209,15 @@ def dry_division(flat: FlatParameters, sizes: ModelSizes, workers: int, rank: in
     return Division(ownership, own, lambda group, scheme: DryRunPass(head_sizes, group, scheme))
 
 
-def divided_trunk(parts: Cut | Branches, image: Tensor, how: Trunk, workers: int) -> DividedTrunk | None:
+def divided_trunk(
+    parts: Cut | Branches, image: Tensor, how: Trunk | None, workers: int
+) -> DividedTrunk | None:
     """Return how the layers before the head are cut; None where every worker has them all.
 
     Raises:
         RequestError: the layers cannot be cut in this way.
     """
-    if how == "copied" or workers == 1:
+    if how in (None, "copied") or workers == 1:
         return None
     if isinstance(parts, Branches):
         raise RequestError(f"hybrid shares out a treenet by its branches alone: leave trunk={how} out")
@@ -223,7 +225,7 @@ def divided_trunk(parts: Cut | Branches, image: Tensor, how: Trunk, workers: int
 
 
 def sizes_of_cut(
-    sizes: ModelSizes, flat: FlatParameters, parts: Cut, image: Tensor, how: Trunk, workers: int
+    sizes: ModelSizes, flat: FlatParameters, parts: Cut, image: Tensor, how: Trunk | None, workers: int
 ) -> ModelSizes:
     """Return a network's sizes with those of its parts, for a dry run.
 

@@ -106,9 +106,7 @@ class Traits:
         updates: number of parameter updates while every worker takes one step.
         gradients: number of gradients applied, and counted, while every worker takes one step; a mean over ranks is
             one.
-        rate_divisor: divisor of the default learning rate, so that the updates of a step together count as one.
-        optimizer: the default optimizer, where it is not SGD with that rate.
-        reads_newest: whether every step ends with the newest parameters, so that all send equally many bytes.
+        optimizer: the default optimizer, where it is not SGD with a rate that `updates` divides.
         skips_steps: whether a late worker skips steps to catch up with the others (`WorkerPart.next_step`).
         output: output of a group of workers for servers above it, which other groups share.
         groups: indices of the workers of every group that pushes one mean to servers; empty where each worker pushes
@@ -120,17 +118,12 @@ class Traits:
         placement: placement of the servers.
         slices: number of pieces of a bucket in its messages; 1 if every message holds whole buckets. The size of the
             proxy vector of a dry run is chosen so that it is divided as evenly as the model.
-        mean_updates: whether every worker updates its whole model with the mean of all gradients, at once, so that
-            optimizers may read all workers' data in between.
         measures_staleness: whether each gradient is a separate update with a staleness known to servers.
         exact_sums: whether sums of integers are exact in its messages, so that invariants can check them.
-        plain_alone: whether one worker trains as without any strategy, bit for bit.
-        replayable: whether the order in which each rank receives messages determines the run.
-        one_host: whether all workers must be on one host.
+        one_host: whether workers share memory, so that all must be on one host, and messages do not determine the run.
         sends_by_value: whether the bytes sent depend on the parameters' values, and not on their number alone.
         draws: whether the number of steps of each worker, or of each of the `groups`, may vary, so that batches can be
             assigned dynamically (`data.dealer`) instead of in fixed shares.
-        common_start: whether workers, which are synchronous, can be set to common parameters between two steps.
         waits_between_layers: whether workers wait inside a forward pass, before parameters are used.
         overlaps_passes: whether workers wait inside a pass where the backward pass announces several buckets; a loop
             need not announce any.
@@ -139,9 +132,7 @@ class Traits:
             samples, so that batch sizes may differ there, too.
         local_steps: whether a worker may take several local steps within one global step (`WorkerPart.local_step`).
         steps_ahead: largest lead over the slowest worker, in steps; 0: no bound.
-        cuts_network: whether workers share a network's layers, and compute jointly (`CutsNetwork`, `ComputesStages`);
-            layers trained by another worker are received at the end of an epoch.
-        trunk: division of the layers before the fully connected ones (`CutsNetwork`).
+        trunk: division of the layers before the fully connected ones, where the latter are divided (`CutsNetwork`).
         pipelines: number of pipelines, each with an equal share of a step's images; worker w is in pipeline
             w mod `pipelines`. 0: no pipelines; each worker has its own images.
     """
@@ -152,9 +143,7 @@ class Traits:
     exchange_every: int = 1
     updates: int = 1
     gradients: int = 1
-    rate_divisor: int = 1
     optimizer: str = ""
-    reads_newest: bool = True
     skips_steps: bool = False
     output: GroupOutput = GroupOutput.NOTHING
     groups: tuple[tuple[int, ...], ...] = ()
@@ -163,29 +152,40 @@ class Traits:
     shards: int = 0
     placement: Placement = _SHARED
     slices: int = 1
-    mean_updates: bool = False
     measures_staleness: bool = False
     exact_sums: bool = True
-    plain_alone: bool = True
-    replayable: bool = True
     one_host: bool = False
     sends_by_value: bool = False
     draws: bool = False
-    common_start: bool = False
     waits_between_layers: bool = False
     overlaps_passes: bool = False
     counts_samples: bool = True
     scales_parts: bool = False
     local_steps: bool = False
     steps_ahead: int = 0
-    cuts_network: bool = False
-    trunk: Trunk = "copied"
+    trunk: Trunk | None = None
     pipelines: int = 0
 
     @property
     def identical(self) -> bool:
         """Whether all workers hold the same parameters after every step."""
         return self.lockstep and not self.local_models
+
+    @property
+    def mean_updates(self) -> bool:
+        """Whether every worker updates its whole model with the mean of all gradients, at once.
+
+        Optimizers may then read all workers' data in between.
+        """
+        return self.output is GroupOutput.GRADIENTS
+
+    @property
+    def cuts_network(self) -> bool:
+        """Whether workers share a network's layers, and compute jointly (`CutsNetwork`, `ComputesStages`).
+
+        Layers trained by another worker are received at the end of an epoch.
+        """
+        return self.trunk is not None or self.pipelines > 0
 
     @property
     def waits_inside(self) -> bool:

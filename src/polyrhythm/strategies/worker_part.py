@@ -456,7 +456,7 @@ class Logged(WorkerPart):
 
 
 class CommonStart(Logged):
-    """Base of a part where all workers can be set to common parameters between two steps; see `Traits.common_start`."""
+    """Base of a part where all workers can be set to common parameters between two steps."""
 
     def common_model(self) -> Tensor:
         """Return the mean of all workers' models, `(size,)`; called on all."""

@@ -103,7 +103,7 @@ class Hybrid(Strategy):
             check_elementwise(plan, workers)
 
     def traits(self, workers: int) -> Traits:
-        return Traits(local_models=workers > 1, slices=workers, cuts_network=True, trunk=self.trunk)
+        return Traits(local_models=workers > 1, slices=workers, trunk=self.trunk)
 
     def resharding(self, before: int, after: int) -> Resharding:
         text = "all continue from worker 0's parameters, and layers and their optimizer states are cut again"

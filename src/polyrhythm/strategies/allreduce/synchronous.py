@@ -95,9 +95,8 @@ class Synchronous(Compressible, SizesBuckets, AveragesGradients):
         compress = self.compress
         if compress is None:
             exact = self.transfer == "full"
-            return Traits(output=GroupOutput.GRADIENTS, slices=workers, mean_updates=True, exact_sums=exact)
-        alone = not (compress.own_momentum or compress.votes)
-        return Traits(exact_sums=False, slices=workers, sends_by_value=compress.by_value, plain_alone=alone)
+            return Traits(output=GroupOutput.GRADIENTS, slices=workers, exact_sums=exact)
+        return Traits(exact_sums=False, slices=workers, sends_by_value=compress.by_value)
 
     def faults(self, workers: int) -> FaultPolicy:
         """Return regrouping, unless a replacement would have to repeat measurements of all workers (`tuned`)."""

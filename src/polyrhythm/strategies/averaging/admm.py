@@ -63,7 +63,6 @@ class ADMM(Averaging):
     why_not_compressed: ClassVar[str] = (
         "duals would add up the compression errors of all rounds: use local_sgd or diloco"
     )
-    plain_alone: ClassVar[bool] = False
 
     steps: Count = 8
     rho: Positive = 0.1

@@ -75,7 +75,6 @@ class DiLoCo(CompressedAveraging):
         use_it="distant machines that can communicate only every few hundred steps",
         when_a_worker_dies=MEET_AGAIN,
     )
-    plain_alone: ClassVar[bool] = False
 
     steps: Count = 32
     fragments: Count = 1

@@ -60,7 +60,6 @@ class NGSGD(CompressedAveraging):
         when_a_worker_dies=MEET_AGAIN,
     )
     sums_gradients: ClassVar[bool] = True
-    plain_alone: ClassVar[bool] = False
 
     steps: Count = 32
     rank: int = Field(default=20, ge=0)

@@ -39,6 +39,7 @@ from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Compres
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
 from polyrhythm.strategies.fault_policy import FaultPolicy
+from polyrhythm.strategies.gossip.mixing.turns import InTurns
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.state import Part, State, StateField, without
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
@@ -75,7 +76,6 @@ class SlowMo(CompressedAveraging, Remarks):
         use_it="as local SGD, where its accuracy falls behind synchronous training",
         when_a_worker_dies=MEET_AGAIN,
     )
-    plain_alone: ClassVar[bool] = False
 
     steps: Count = 12
     slow_momentum: Decay = 0.5
@@ -94,7 +94,7 @@ class SlowMo(CompressedAveraging, Remarks):
                 f"slowmo: with base={self.base} it sends no vectors itself: leave compress out, or give it to a base "
                 "that can be compressed, such as d_psgd(compress=top_k)"
             )
-        if not self.base.traits(workers).common_start:
+        if not isinstance(self.base, InTurns):
             raise RequestError(
                 f"slowmo: base={self.base} cannot start rounds at a common point: use base=sgp or base=d_psgd, "
                 "or leave base out for local steps"

@@ -79,7 +79,7 @@ class ADPSGD(Strategy, Remarks):
     def traits(self, workers: int) -> Traits:
         """Return the traits of asynchronous workers; a single worker is synchronous and reads its newest parameters."""
         alone = workers == 1
-        return Traits(lockstep=alone, waits_for_slower=False, reads_newest=alone, draws=not alone)
+        return Traits(lockstep=alone, waits_for_slower=False, draws=not alone)
 
     def faults(self, workers: int) -> FaultPolicy:
         if workers == 1:

@@ -125,9 +125,7 @@ class DecoupledDiLoCo(WithServers):
             waits_for_slower=False,
             draws=True,
             exchange_every=self.steps,
-            reads_newest=False,
             gradients=workers,
-            plain_alone=False,
         )
 
     def faults(self, workers: int) -> FaultPolicy:

@@ -112,9 +112,7 @@ class Downpour(ReplicableServers):
             exchange_every=max(self.n_fetch, self.n_push),
             updates=workers,
             gradients=workers,
-            rate_divisor=workers,
             optimizer=f"downpour_adagrad(lr={0.0225 / workers:.3g})",
-            plain_alone=False,
             exact_sums=self.compress is None,
             sends_by_value=self.compress is not None and self.compress.by_value,
         )

@@ -108,7 +108,6 @@ class Gaia(WithServers):
             gradients=workers,
             # Momentum stays inside a site, where gradients are not late.
             optimizer="" if busy == 1 else f"sgd(lr={0.05 / busy:.3g})",
-            reads_newest=busy == 1,
             servers=self.sites * self.servers,
             sends_by_value=True,
         )

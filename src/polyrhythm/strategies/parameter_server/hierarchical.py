@@ -115,7 +115,6 @@ class Hierarchical(WithServers):
             lockstep=lockstep,
             updates=updates,
             gradients=self.consistency.gathers(busy) if self.consistency.drops else busy,
-            rate_divisor=updates,
             skips_steps=self.consistency.drops and not lockstep,
             draws=not (lockstep or self.consistency.drops or self.consistency.waits_for_slower()),
             groups=tuple(tuple(range(cut.start, cut.stop)) for cut in shards(workers, busy)),

@@ -56,8 +56,6 @@ class Hogwild(Strategy):
             waits_for_slower=False,
             draws=workers > 1,
             updates=workers,
-            rate_divisor=workers,
-            replayable=False,
             one_host=True,
         )
 

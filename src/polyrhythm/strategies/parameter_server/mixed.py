@@ -118,18 +118,13 @@ class Mixed(WithServers, SizesBuckets):
             exchange_every=every,
             updates=updates,
             gradients=max(1, applied // max(1, every)),  # a round's movement counts as one
-            # A merge rule that itself lets stale gradients count for less needs no lower rate.
-            rate_divisor=1 if self.merge.divides else updates,
             optimizer=optimizer_divided(self.merge, updates, lockstep=lockstep),
-            reads_newest=every == 1,
             skips_steps=self.consistency.drops and not lockstep,
             draws=not (lockstep or self.consistency.drops or self.consistency.waits_for_slower()),
             groups=tuple(tuple(range(start, min(start + self.replicas, workers))) for start in starts),
             slices=min(self.replicas, workers),
             exact_sums=inside.exact_sums,
             counts_samples=inside.counts_samples,
-            # If servers own the optimizer, a round's movement is rounded in transit.
-            plain_alone=inside.output is GroupOutput.GRADIENTS,
         )
 
     def faults(self, workers: int) -> FaultPolicy:

@@ -79,7 +79,6 @@ class PeriodicAveraging(WithServers):
             draws=True,
             exchange_every=self.steps,
             gradients=workers,
-            plain_alone=False,
         )
 
     def faults(self, workers: int) -> FaultPolicy:

@@ -105,9 +105,7 @@ class Sandblaster(WithServers):
     tolerance: NonNegative = 0.9
 
     def traits(self, workers: int) -> Traits:
-        return replace(
-            super().traits(workers), exchange_every=self.portions, gradients=workers, plain_alone=False
-        )
+        return replace(super().traits(workers), exchange_every=self.portions, gradients=workers)
 
     def faults(self, workers: int) -> FaultPolicy:
         """Return a policy to continue: a batch consists of the present workers, and servers hold the run's state."""

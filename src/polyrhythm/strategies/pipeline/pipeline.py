@@ -170,8 +170,6 @@ class Pipeline(Strategy, HasStages):
             local_models=workers > 1,
             updates=updates,
             gradients=updates,
-            plain_alone=False,
-            cuts_network=True,
             pipelines=1 if self._deals else max(1, workers // ranks),
         )
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from conformance.jobs import is_plain_alone
 from polyrhythm.api.join import Group
-from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
 from tolerances import REORDERED
 from unit.api.loop.threads import run_in_threads
@@ -110,7 +110,7 @@ def nothing(model: nn.Module, optimizer: Any, step: int, when: str) -> None:
 def test_a_single_worker_is_the_plain_loop(strategy: str, change: Any) -> None:
     """Of one worker nothing is stale: with it, all that pushes must do what plain torch does."""
     found = run_in_threads(strategy, 1, lambda group: alike(group, change))[0]
-    if strategy_from(strategy).traits(1).plain_alone:
+    if is_plain_alone(strategy):
         assert torch.equal(found[-1], plain(change)[-1])
     else:
         torch.testing.assert_close(found[-1], plain(change)[-1], **REORDERED)

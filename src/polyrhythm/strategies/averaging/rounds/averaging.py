@@ -38,14 +38,12 @@ class Averaging(Strategy):
     Attributes:
         sums_gradients: whether plain SGD's change of the model in a round is a weighted sum of all gradients.
         output: see `Traits`.
-        plain_alone: see `Traits`.
         local_steps: see `Traits`.
         collective: algorithm that sums the models.
     """
 
     sums_gradients: ClassVar[bool] = False
     output: ClassVar[GroupOutput] = GroupOutput.NOTHING
-    plain_alone: ClassVar[bool] = True
     local_steps: ClassVar[bool] = True
 
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
@@ -62,7 +60,6 @@ class Averaging(Strategy):
             exchange_every=self.period,
             output=self.output,
             slices=workers,
-            plain_alone=self.plain_alone,
             local_steps=self.local_steps,
         )
 

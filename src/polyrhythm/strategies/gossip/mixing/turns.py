@@ -76,7 +76,7 @@ class InTurns(Strategy, Remarks):
         return remark(self.topology, workers)
 
     def traits(self, workers: int) -> Traits:
-        return Traits(local_models=workers > 1, common_start=True, counts_samples=False)
+        return Traits(local_models=workers > 1, counts_samples=False)
 
     def faults(self, workers: int) -> FaultPolicy:
         return FaultPolicy.regrouping(workers)

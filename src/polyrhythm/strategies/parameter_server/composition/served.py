@@ -223,9 +223,7 @@ class Served(ReplicableServers, RecutsServers):
             updates=updates,
             gradients=consistency.gathers(workers) if consistency.drops else workers,
             # A merge rule that itself lets stale gradients count for less needs no lower rate.
-            rate_divisor=1 if handling.merge.divides else updates,
             optimizer=optimizer_divided(handling.merge, updates, lockstep=lockstep),
-            reads_newest=not consistency.own_updates,
             skips_steps=consistency.drops and not lockstep,
             draws=not (lockstep or consistency.drops or consistency.waits_for_slower()),
             scales_parts=_scales_parts(consistency),
@@ -233,7 +231,6 @@ class Served(ReplicableServers, RecutsServers):
             measures_staleness=_reports_staleness(consistency, handling, workers),
             exact_sums=self.compress is None,
             sends_by_value=self.compress is not None and self.compress.by_value,
-            plain_alone=self.compress is None,
             overlaps_passes=self.overlaps,
         )
 

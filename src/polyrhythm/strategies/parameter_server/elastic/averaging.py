@@ -160,7 +160,6 @@ class ElasticAveraging(WithServers, Remarks):
             draws=not together,
             exchange_every=self.tau,
             gradients=workers,
-            plain_alone=False,
             counts_samples=False,
         )
 
