@@ -11,15 +11,15 @@ a worker that lacks a result receives the state of one that has merged it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Communicator, all_ranks
+from polyrhythm.communication.communicator import Communicator, Handle, all_ranks
 from polyrhythm.communication.log import Entry, Log, Result
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
@@ -29,20 +29,23 @@ class Again(Exception):
     """The view has changed, and the failed step is repeated from this worker's current state."""
 
 
-class Sums(Protocol):
+class Sums:
     """Sums over the workers of a view."""
 
-    def over(self, group: Communicator) -> Self:
-        """Return the same sums over other workers, with the existing measurements of the links."""
+    def over(self, group: Communicator) -> Any:
+        """Return the same sums over other workers, with the existing measurements of the links, and nothing pending."""
+        raise NotImplementedError
 
     def prepare(self) -> None:
         """Let the collective measure the links, if it needs to; all members must call it."""
 
-    def break_off(self) -> None:
-        """Wait until the pending sums have failed, as they do once the group is revoked."""
-
     def commit(self) -> None:
         """Treat the last sum as complete: it was so on other workers, although it failed on this one."""
+
+    @property
+    def pending(self) -> Iterable[Handle]:
+        """Operations in the background that use this worker's memory; some may be done."""
+        return ()
 
 
 _Sums = TypeVar("_Sums", bound=Sums)
@@ -110,7 +113,9 @@ class Exchanger(Generic[_Sums]):
         if self._started is not None and self._wait is not None:
             with suppress(PeerLost):
                 self.log.complete(self._started[0], self._waited(self.sums, self._started[0].number))
-        self.sums.break_off()
+        for handle in self.sums.pending:  # they fail once the group is revoked
+            with suppress(PeerLost):
+                handle.wait()
         if not self.keeps:
             self.log.give_up()
             self._aside = 0

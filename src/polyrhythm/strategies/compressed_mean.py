@@ -110,11 +110,7 @@ class CompressedMean(GradientMean):
     def start(self, bucket: int) -> None:
         """Nothing: what is compressed is the whole."""
 
-    def break_off(self) -> None:
-        """Do nothing: no exchange is in progress between calls."""
-
     def commit(self) -> None:
-        """Take note that the last exchange was whole, as others know."""
         for memory in self._memories():
             memory.commit()
 

@@ -16,7 +16,6 @@ message.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import ClassVar, Literal
 
 import torch
@@ -26,13 +25,14 @@ from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator, Handle
-from polyrhythm.errors import PeerLost, RequestError
+from polyrhythm.communication.exchanger import Sums
+from polyrhythm.errors import RequestError
 from polyrhythm.strategies.state import Stateful
 from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import Bucket, FlatParameters
 
 
-class GradientMean(Stateful):
+class GradientMean(Stateful, Sums):
     """Leaves `sum_i b_i g_i / sum_i b_i` in every member's flat gradients.
 
     The weights and the stop request are sent in the tail of the gradients with bucket 0, so they need no separate
@@ -131,15 +131,9 @@ class GradientMean(Stateful):
     def _own_word(self) -> float:
         return float(self._step.stop) if self.word is None else self.word
 
-    def break_off(self) -> None:
-        """Wait until the pending sums have failed, as they do once the group is revoked."""
-        for handle in self._under_way:
-            with suppress(PeerLost):
-                handle.wait()
-        self._under_way = []
-
-    def commit(self) -> None:
-        """Take note that the last exchange was whole, although it broke for this member."""
+    @property
+    def pending(self) -> list[Handle]:
+        return self._under_way
 
     def finish(self, step: Step) -> tuple[float, bool]:
         """Start the buckets that have not been started, and wait for all.
@@ -248,11 +242,10 @@ class NarrowGradientMean(GradientMean):
         narrow.copy_(gradients)
         self._under_way.append(self._sum.start(narrow))
 
-    def break_off(self) -> None:
-        if self._weights_under_way is not None:
-            self._under_way.append(self._weights_under_way)
-            self._weights_under_way = None
-        super().break_off()
+    @property
+    def pending(self) -> list[Handle]:
+        weights = self._weights_under_way
+        return self._under_way if weights is None else [*self._under_way, weights]
 
     def finish(self, step: Step) -> tuple[float, bool]:
         """Start the buckets that have not been started, and wait for all; see `GradientMean.finish`.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.exchanger import Exchanger
+from polyrhythm.communication.log import MODELS, NEWEST
 from polyrhythm.partition.hybrid_pass import Loss
 from polyrhythm.partition.ownership import Division
 from polyrhythm.partition.pipeline_pass import Lap
@@ -453,6 +454,10 @@ class Logged(WorkerPart):
         Args:
             joins: kind of the exchange; see `Entry.aside`.
         """
+        if joins == MODELS:
+            self.present()
+        elif joins == NEWEST:
+            self.catch_up()
 
 
 class CommonStart(Logged):

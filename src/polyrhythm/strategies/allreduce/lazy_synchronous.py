@@ -42,8 +42,7 @@ Departures from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Annotated, ClassVar
 
@@ -55,9 +54,9 @@ from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator, Handle
-from polyrhythm.communication.exchanger import Exchanger
+from polyrhythm.communication.exchanger import Exchanger, Sums
 from polyrhythm.communication.log import Result
-from polyrhythm.errors import PeerLost, RequestError
+from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.bucket_scheduling import (
@@ -246,7 +245,7 @@ class LazyWorker(Logged):
 _PROBE_NUMBERS = 1 << 20
 
 
-class LateMean:
+class LateMean(Sums):
     """Computes `sum_i b_i g_i / sum_i b_i` bucket by bucket, the most urgent first.
 
     Args:
@@ -377,15 +376,9 @@ class LateMean:
         self.times.waited_since(began)
         return mean.div_(self._weight) if self._weight > 0 else mean
 
-    def commit(self) -> None:
-        """Do nothing: no part of a gradient is kept for the next step."""
-
-    def break_off(self) -> None:
-        """Wait until the pending sums have failed, as they do once the group is revoked."""
-        for handle in chain.from_iterable(self._under_way):
-            with suppress(PeerLost):
-                handle.wait()
-        self._under_way = [[] for _ in self._flat.buckets]
+    @property
+    def pending(self) -> Iterator[Handle]:
+        return chain.from_iterable(self._under_way)
 
     def _write_tail(self) -> None:
         """Write this member's weight in the step, and the times of its buckets in the step before."""

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.communicator import Communicator, Handle
-from polyrhythm.communication.exchanger import Exchanger
+from polyrhythm.communication.exchanger import Exchanger, Sums
 from polyrhythm.communication.log import MODELS, Result
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
@@ -307,7 +307,7 @@ class CompressedFragmentMean(FragmentMean):
         self._mean.commit()
 
 
-class FragmentMeans:
+class FragmentMeans(Sums):
     """Means of all fragments, and of whole models, over the same workers.
 
     Args:
@@ -344,9 +344,6 @@ class FragmentMeans:
         if not self._alone:
             self._add_up.prepare()
             self.whole.prepare()
-
-    def break_off(self) -> None:
-        """Do nothing: the exchanger cancels the means that it has started."""
 
     def commit(self) -> None:
         """Treat the latest mean of a fragment as complete: it was so on other workers."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from polyrhythm.communication.collective import Collective
-from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.exchanger import Exchanger
 from polyrhythm.communication.log import Result
 from polyrhythm.errors import RequestError
@@ -134,8 +134,9 @@ class GradientsThenModels(ModelMean):
         self.gradients.prepare()
         super().prepare()
 
-    def break_off(self) -> None:
-        self.gradients.break_off()
+    @property
+    def pending(self) -> list[Handle]:
+        return self.gradients.pending
 
 
 class PostLocalWorker(RoundsWorker):

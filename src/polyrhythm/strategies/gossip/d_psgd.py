@@ -24,17 +24,16 @@ Departures from the paper:
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.compression.payoff import Exchange
-from polyrhythm.errors import PeerLost, RequestError
+from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.gossip.mixing.replica import of_replicas
@@ -158,11 +157,13 @@ class DPSGDWorker(TurnsWorker):
         self._learn(step, lambda: self._optimizer.step(self._flat.gradients, learning_rate))
         return self._over(step)
 
-    def break_off(self) -> None:
-        for send in self._sends or ():
-            with suppress(PeerLost):
-                send.wait()
+    @property
+    def pending(self) -> list[Handle]:
+        return self._sends or []
+
+    def over(self, group: Communicator) -> Self:
         self._sends = None
+        return self
 
     def brought(self) -> tuple[Tensor, float]:
         return self._flat.vector, 1.0

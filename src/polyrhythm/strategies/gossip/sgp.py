@@ -19,15 +19,13 @@ worker. Weight decay acts on x_i, which equals z_i where all masses are 1.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.gossip.mixing.replica import (
     mean_by_mass,
@@ -127,12 +125,14 @@ class SGPWorker(TurnsWorker):
         self._wait_for_pushes()
         self._receive()
 
-    def break_off(self) -> None:
-        """Discard the pending messages and their mass."""
-        for push in self._pushes:
-            with suppress(PeerLost):
-                push.wait()
+    @property
+    def pending(self) -> list[Handle]:
+        return self._pushes
+
+    def over(self, group: Communicator) -> Self:
+        """Return this worker, without the messages in transit, nor their mass."""
         self._pushes, self._expected, self._arrived, self._masses = [], [], {}, []
+        return self
 
     def brought(self) -> tuple[Tensor, float]:
         return self._numerator, self._mass

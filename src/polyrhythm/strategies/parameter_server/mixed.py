@@ -28,7 +28,7 @@ from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.exchanger import Exchanger
-from polyrhythm.communication.log import MODELS, NEWEST, Result
+from polyrhythm.communication.log import NEWEST, Result
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
@@ -417,12 +417,6 @@ class MixedWorker(Logged):
 
     def enter(self, state: State, step: int) -> None:
         pass
-
-    def take_part(self, joins: int) -> None:
-        if joins == MODELS:
-            self.present()
-        elif joins == NEWEST:
-            self.catch_up()
 
 
 class Gradients(MixedWorker):

@@ -14,6 +14,7 @@ from torch import Tensor
 from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.exchanger import Sums
 from polyrhythm.communication.log import Result
 from polyrhythm.strategies.state import Part, StateField, Stateful
 from polyrhythm.training.flat_optimizer import FlatOptimizer
@@ -21,7 +22,7 @@ from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
-class ModelMean(Stateful):
+class ModelMean(Stateful, Sums):
     """Computes the weighted mean of the members' flat vectors. Its state is what it keeps between rounds.
 
     A mean is computed in separate memory, so a failed one changes no model, and the remaining members can repeat it.
@@ -47,9 +48,6 @@ class ModelMean(Stateful):
         """Let the collective measure the links, if it needs to; all members must call it before the first mean."""
         if self.size > 1:
             self._sum.prepare()
-
-    def break_off(self) -> None:
-        """Do nothing: no sum is pending in the background."""
 
     def take(self, stop: bool, weight: float = 1.0) -> Result:
         """Return the mean of all current models, which are not changed; its vector is None if all weights are 0.

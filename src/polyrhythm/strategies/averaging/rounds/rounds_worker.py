@@ -362,10 +362,6 @@ class RoundsWorker(Logged):
         self._weigh(state)
         self._received = state[1]["heard"]
 
-    def take_part(self, joins: int) -> None:
-        if joins == MODELS:
-            self.present()
-
     def load_state(self, state: State) -> None:
         self._make_room()
         super().load_state(state)

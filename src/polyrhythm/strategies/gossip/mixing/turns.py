@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.communication.exchanger import Exchanger
+from polyrhythm.communication.exchanger import Exchanger, Sums
 from polyrhythm.communication.log import MODELS, Result
 from polyrhythm.communication.message import Message
 from polyrhythm.errors import RequestError
@@ -87,7 +87,7 @@ REUNITE = "the others restart from the mean of their models, with a matrix for t
 _NEVER = -1
 
 
-class TurnsWorker(CommonStart):
+class TurnsWorker(CommonStart, Sums):
     """Mixes in turns. Means of all models are entries of the exchanger's log; turns are not.
 
     Args:
@@ -124,10 +124,6 @@ class TurnsWorker(CommonStart):
     def model(self) -> Tensor:
         """Return this worker's contribution to the mean of all models, `(size,)`."""
 
-    @abstractmethod
-    def break_off(self) -> None:
-        """Discard the pending messages, and wait until none of them reads this worker's parameters."""
-
     def common_model(self) -> Tensor:
         return self._mean(aside=0)
 
@@ -135,15 +131,12 @@ class TurnsWorker(CommonStart):
         """Return the mean of all workers' models, unless a worker that has joined has passed this exchange."""
         return self._mean(aside=MODELS) if self._done > self._presented_to_all else None
 
+    @abstractmethod
     def over(self, group: Communicator) -> Self:
-        """Return this worker, which mixes with the members of the exchanger's present view."""
-        return self
+        """Return this worker, which mixes with the members of the exchanger's present view; discard its messages."""
 
     def on_missed_mean(self, act: Callable[[Tensor], None]) -> None:
         self._missed = act
-
-    def commit(self) -> None:
-        """Do nothing: no message is in progress on this worker."""
 
     def prepare(self) -> None:
         """Restart from the mean of all states together with the others, unless these only have to leave."""
