@@ -26,8 +26,9 @@ from polyrhythm.roles.world import World
 from polyrhythm.simulation.run import program_of
 from polyrhythm.simulation.simulated_run import ConstantCluster, RankProgram, constant_run
 from polyrhythm.specs import build, choices
+from polyrhythm.strategies.divided_network import HasStages
 from polyrhythm.strategies.role_assignment import roles_in_order
-from polyrhythm.strategies.strategy import HasStages, Strategy
+from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import ModelSizes, sizes_of, time_shares

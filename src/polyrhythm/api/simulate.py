@@ -66,7 +66,7 @@ from polyrhythm.simulation.trials import Failure, Trial, Tried, try_seeds
 from polyrhythm.simulation.trials import play as play_trial
 from polyrhythm.specs import build
 from polyrhythm.strategies.compressing import compressor_of, payoff_of
-from polyrhythm.strategies.strategy import HasStages
+from polyrhythm.strategies.divided_network import HasStages
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 

@@ -81,7 +81,7 @@ from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.roles.checkpointing.mirror import fetch_run
 from polyrhythm.roles.job import Job
 from polyrhythm.run_files import read_json_in_run
-from polyrhythm.strategies.strategy import HasStages
+from polyrhythm.strategies.divided_network import HasStages
 from polyrhythm.training.checkpoint import checkpoints
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 

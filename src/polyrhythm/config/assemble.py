@@ -69,7 +69,8 @@ from polyrhythm.run_files import exists_in_run
 from polyrhythm.specs import Config, build, validated
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.compressing import Compressible
-from polyrhythm.strategies.strategy import HasStages, Remarks, Strategy, Traits
+from polyrhythm.strategies.divided_network import HasStages
+from polyrhythm.strategies.strategy import Remarks, Strategy, Traits
 from polyrhythm.training.batch_norm import BatchNorm
 from polyrhythm.training.batch_schedules.constant import Constant
 from polyrhythm.training.flat_parameters import FlatParameters, shards

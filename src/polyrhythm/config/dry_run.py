@@ -28,7 +28,8 @@ from polyrhythm.partition.ownership import sizes_of_cut
 from polyrhythm.planning.analysis import step_multiply_adds
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import steps_of
-from polyrhythm.strategies.strategy import HasStages, SizesBuckets, Strategy
+from polyrhythm.strategies.divided_network import HasStages
+from polyrhythm.strategies.strategy import SizesBuckets, Strategy
 from polyrhythm.training.flat_parameters import FlatParameters, shards
 from polyrhythm.training.model_sizes import ModelSizes, sizes_of
 

@@ -49,9 +49,10 @@ from polyrhythm.roles.result import defense_figures, staleness_figures, traffic_
 from polyrhythm.roles.step_metrics import Tally
 from polyrhythm.roles.trainer import Trainer, TrainingRun
 from polyrhythm.roles.world import World
+from polyrhythm.strategies.divided_network import ComputesStages, CutsNetwork
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.strategy import Remarks, Strategy, Traits
-from polyrhythm.strategies.worker_part import ComputesStages, CutsNetwork, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters, WeightlessParameters
 from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizer import OptimizerConfig

@@ -29,7 +29,8 @@ from polyrhythm.roles.deal import DealtBatches
 from polyrhythm.roles.job import Calendar, Job, check_network_use, tested_at_once
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.worker_part import ComputesStages, CutsNetwork, PipelineContext, SharedBatch, Step
+from polyrhythm.strategies.divided_network import ComputesStages, CutsNetwork, PipelineContext, SharedBatch
+from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import FlatParameters, is_finite
 from polyrhythm.training.forward_pass import (
     Execution,

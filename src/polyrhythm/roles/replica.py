@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,14 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.compressing import compressor_of
-from polyrhythm.strategies.strategy import HasStages, SizesBuckets, Strategy
+from polyrhythm.strategies.divided_network import ComputesStages, HasStages
+from polyrhythm.strategies.strategy import SizesBuckets, Strategy
 from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+if TYPE_CHECKING:
+    from polyrhythm.partition.outlook import PipelineForecast
 
 Kind = TypeVar("Kind", bound=WorkerPart)
 
@@ -93,6 +97,11 @@ class FlatReplica:
         """Return the worker part, which is of this kind by the traits of its strategy."""
         assert isinstance(self.part, kind), f"the strategy's part is a {kind.__name__}"
         return self.part
+
+    @property
+    def outlook(self) -> PipelineForecast | None:
+        """Forecast of the run, on rank 0, where the worker part computes stages of the network."""
+        return self.part.outlook if isinstance(self.part, ComputesStages) else None
 
     def pass_shares(self, shares: tuple[float, ...]) -> tuple[float, ...]:
         """Return the fractions of a simulated pass, one per bucket; empty if the strategy ignores announcements."""

@@ -9,12 +9,12 @@ read by launchers, roles, the simulator and the generated tables. `Paper` and `F
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
@@ -29,11 +29,10 @@ from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 if TYPE_CHECKING:
-    from polyrhythm.partition.outlook import Pace, PipelineForecast
+    pass
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ UNKNOWN = Facts(bytes_per_step="", staleness="", use_it="")
 class Strategy(Config):
     """A strategy's configuration; declares the properties of its runs, and constructs its worker and server parts.
 
-    Methods of only some strategies are in small additional base classes: `Remarks`, `HasStages`, `SizesBuckets`,
+    Methods of only some strategies are in small additional base classes: `Remarks`, `SizesBuckets`,
     `AveragesGradients` and `RecutsServers`.
 
     Attributes:
@@ -314,109 +313,6 @@ class Remarks:
     def remark(self, workers: int) -> str:
         """Return a remark of one line for the start of a run with `workers` workers; empty if there is none."""
         return ""
-
-
-class HasStages:
-    """Base of a strategy with workers that hold stages of a network (`Traits.pipelines`)."""
-
-    def check_network(self, model: nn.Module, flat: FlatParameters, image: Tensor, workers: int) -> None:
-        """Check that a network can be cut for `workers` workers.
-
-        Args:
-            model: network on the CPU; not changed.
-            flat: parameters of the network.
-            image: zeros in the shape of an input image, (1, C, H, W).
-            workers: number of workers.
-
-        Raises:
-            RequestError: it cannot; the message has the reason and the layer.
-        """
-        raise NotImplementedError
-
-    @property
-    def cuts_again(self) -> bool:
-        """Whether the network may be cut differently when a run is resumed."""
-        raise NotImplementedError
-
-    @property
-    def chooses_copies(self) -> bool:
-        """Whether `with_copies` chooses the number of copies of the stages."""
-        raise NotImplementedError
-
-    def has_become(self, other: Strategy) -> bool:
-        """Return whether another strategy is this one after its copies were chosen."""
-        raise NotImplementedError
-
-    def workers_of_ranks(self, workers: int) -> tuple[range, ...]:
-        """Return, for each rank, the indices of the workers that hold copies of its stages, for `workers` workers."""
-        raise NotImplementedError
-
-    def with_copies(
-        self,
-        make_model: Callable[[], nn.Module],
-        image_shape: tuple[int, int, int],
-        workers: int,
-        images: int,
-        pace_of: Callable[[Sequence[range]], Pace] | None = None,
-        measured: Callable[[int], Sequence[float]] | None = None,
-    ) -> Strategy:
-        """Return the strategy with an explicit number of copies of every stage, where it chooses them itself.
-
-        Args:
-            make_model: constructor of the network, with parameters or on the meta device (shapes only).
-            image_shape: shape of an image, (C, H, W).
-            workers: number of workers to distribute.
-            images: images per step of all workers.
-            pace_of: function that returns the speed of ranks from the workers of each; None: unknown, assumed equal.
-            measured: function that returns the seconds of each piece of the network, for a microbatch size; None:
-                pieces are compared by FLOP count.
-
-        Raises:
-            RequestError: the network cannot be cut this way.
-        """
-        raise NotImplementedError
-
-    def settled(
-        self,
-        model: nn.Module,
-        image: Tensor,
-        workers: int,
-        images: int,
-        plan: OptimizerPlan,
-        pace: Pace,
-        room: Sequence[float],
-    ) -> tuple[Strategy, PipelineForecast]:
-        """Return the strategy with explicit cuts of the network, and a forecast of its run.
-
-        Args:
-            model: the network, with parameters or on the meta device (shapes only).
-            image: input image, (1, C, H, W).
-            workers: number of workers.
-            images: images per step of one pipeline.
-            plan: plan of the optimizer.
-            pace: speeds of the ranks of a pipeline.
-            room: memory of each rank in bytes; infinite where unknown.
-
-        Raises:
-            RequestError: the network cannot be cut this way, or a rank has too little memory for its stages.
-        """
-        raise NotImplementedError
-
-    def sizes_of_parts(
-        self, sizes: ModelSizes, model: nn.Module, image_shape: tuple[int, int, int], workers: int
-    ) -> ModelSizes:
-        """Return the sizes of a model and of the parts that it is cut into, for a dry run.
-
-        Args:
-            sizes: sizes of the whole model.
-            model: model on the meta device.
-            image_shape: shape of an image, (C, H, W).
-            workers: number of workers.
-
-        Raises:
-            RequestError: the network cannot be cut this way.
-        """
-        raise NotImplementedError
 
 
 class SizesBuckets:

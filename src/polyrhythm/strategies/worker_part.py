@@ -1,7 +1,7 @@
 """The worker's side of a strategy: the calls that a training loop makes around the forward and backward pass.
 
 `WorkerPart` has all calls; a strategy implements `start`, `gradients_ready` and those that it needs. Parts with logged
-exchanges derive from `Logged`, parts that compute a network's layers themselves from `CutsNetwork` or `ComputesStages`.
+exchanges derive from `Logged`. Parts that compute a network's layers themselves are in `divided_network`.
 
 A worker part is built from a `WorkerSetting`; a `Step` describes one of its gradients.
 """
@@ -12,24 +12,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.exchanger import Exchanger
 from polyrhythm.communication.log import MODELS, NEWEST
-from polyrhythm.partition.hybrid_pass import Loss
-from polyrhythm.partition.ownership import Division
-from polyrhythm.partition.pipeline_pass import Lap
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State, StateField, Stateful, restore, saved
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.model_sizes import PieceSize
 from polyrhythm.training.optimizer_plan import OptimizerPlan
-
-if TYPE_CHECKING:
-    from polyrhythm.partition.outlook import PipelineForecast
 
 
 @dataclass(slots=True)
@@ -140,7 +133,6 @@ class WorkerPart(Stateful):
         averaged: number of averages of the gradients since the last update, where the part has `average`.
         mean_weight: weight of the latest mean of gradients, in full batches of a worker; the flat gradients hold that
             mean until zeroed. 0 where the part has no `average`.
-        outlook: forecast of the run, on rank 0, where the part computes stages of the network.
     """
 
     replicated: bool = False
@@ -149,7 +141,6 @@ class WorkerPart(Stateful):
     exchanger: Exchanger[Any] | None = None
     averaged: int = 0
     mean_weight: float = 0.0
-    outlook: PipelineForecast | None = None
 
     def __init__(self) -> None:
         self.staleness: Counter[int] = Counter()
@@ -289,128 +280,6 @@ class WorkerPart(Stateful):
     def uses(self, call: str) -> bool:
         """Return whether a call has an effect on this part."""
         return getattr(type(self), call) is not getattr(WorkerPart, call)
-
-
-class CutsNetwork(WorkerPart):
-    """Base of a part that computes a network's last layers jointly with the others; see `Traits.cuts_network`."""
-
-    def divide(self, division: Division) -> None:
-        """Set which parameters of the network this worker owns; called before `load_state` and `start`."""
-        raise NotImplementedError
-
-    def compute(self, step: Step, images: Tensor, loss: Loss) -> float:
-        """Compute the gradients of a step together with the others.
-
-        Args:
-            step: step that was given to `begin`.
-            images: images, (B, C, H, W); B may be 0.
-            loss: loss function of a subset of the images.
-
-        Returns:
-            The mean loss of the images; 0 without any.
-        """
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class SharedBatch:
-    """A batch with gradients that several workers compute together.
-
-    Attributes:
-        images: images, (B, C, H, W); B may be 0.
-        full: size B of a full batch.
-        loss: loss function of a subset of the images.
-        learning_rate: learning rate of the update.
-        seed: function that seeds the random generators, from the numbers of a microbatch and of a layer.
-        pass_time: function that advances virtual time by a fraction of this worker's step time, with a description of
-            the activity.
-        lap: function that records the activity that has just ended: its phase of the step, and its description.
-    """
-
-    images: Tensor
-    full: int
-    loss: Loss
-    learning_rate: float
-    seed: Callable[[int, int], None]
-    pass_time: Callable[[float, str], None]
-    lap: Callable[[Lap, str], None]
-
-
-@dataclass(frozen=True)
-class PipelineContext:
-    """Run parameters that determine how a network is cut into stages.
-
-    Attributes:
-        images: images per step of all workers of a pipeline; 0: unknown.
-        tested: largest number of images evaluated at once.
-        saves: whether checkpoints are written.
-        writes: whether the network is written at the end.
-        room: memory limit of a rank in bytes; None: unknown.
-        now: clock, where time is real; None: time is virtual.
-    """
-
-    images: int = 0
-    tested: int = 0
-    saves: bool = False
-    writes: bool = False
-    room: int | None = None
-    now: Callable[[], float] | None = None
-
-
-class ComputesStages(WorkerPart):
-    """Base of a part that computes stages of a network and sends their outputs on; see `Traits.pipelines`."""
-
-    def take_network(self, model: nn.Module, image: Tensor, around: PipelineContext) -> None:
-        """Set the network; its parameters are views of the flat vector. Called before `load_state` and `start`.
-
-        Args:
-            model: network on its device; on workers other than rank 0 it may be on the meta device (shapes only).
-            image: zeros in the shape of an input image, (1, C, H, W), on the device.
-            around: run parameters that determine the cut.
-
-        Raises:
-            RequestError: the network cannot be cut this way.
-        """
-        raise NotImplementedError
-
-    def take_sizes(self, pieces: tuple[PieceSize, ...]) -> None:
-        """Set the sizes of a network, for a dry run.
-
-        Args:
-            pieces: indivisible pieces of the network; none where only the number of its parameters is known.
-        """
-        raise NotImplementedError
-
-    def compute_stages(self, step: Step, batch: SharedBatch) -> float:
-        """Compute the gradients of a step together with the others.
-
-        Args:
-            step: step that was given to `begin`.
-            batch: batch of all workers of the pipeline.
-
-        Returns:
-            The mean loss of the batch; 0 without any images.
-        """
-        raise NotImplementedError
-
-    def compute_dry(
-        self,
-        step: Step,
-        images: int,
-        full: int,
-        pass_time: Callable[[float, str], None],
-        lap: Callable[[Lap, str], None],
-    ) -> None:
-        """Send and receive the messages of a step, and advance virtual time by its duration.
-
-        Args:
-            step: step that was given to `begin`.
-            images: number of images of the batch that workers compute together.
-            full: number of images of a full batch.
-            pass_time: function as in `SharedBatch`.
-            lap: function as in `SharedBatch`.
-        """
-        raise NotImplementedError
 
 
 class Logged(WorkerPart):

@@ -42,9 +42,10 @@ from polyrhythm.roles.deal import MOST_STEPS, Dealt
 from polyrhythm.roles.job import Job
 from polyrhythm.specs import build, parse
 from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.divided_network import HasStages
 from polyrhythm.strategies.resharding import Held, Merged, Resharding
 from polyrhythm.strategies.state import State, below, prefixed
-from polyrhythm.strategies.strategy import HasStages, RecutsServers, Strategy
+from polyrhythm.strategies.strategy import RecutsServers, Strategy
 from polyrhythm.training.checkpoint import (
     check_numbers,
     checkpoint_path,

@@ -225,7 +225,7 @@ class TrainingDuties(Duties):
         self._emitter.emit(opening if self.deal is None else replace(opening, deal=self.deal.opening))
         strategy, dataset = self.job.strategy, self.job.dataset
         of_strategy = strategy.remark(self.job.workers) if isinstance(strategy, Remarks) else ""
-        outlook = self._replica.part.outlook
+        outlook = self._replica.outlook
         of_stages = "" if outlook is None else outlook.text
         if dataset.skipped:
             files = list(map(printable, dataset.skipped))
@@ -746,7 +746,7 @@ class RunFigures:
 
     def _of_stages(self) -> dict[str, Any]:
         """Return the predictions for the stages of a pipeline, and the memory used by each."""
-        outlook = self._replica.part.outlook
+        outlook = self._replica.outlook
         if outlook is None:
             return {}
         taken = {state.account.worker: state.account.peak_bytes for state in self.states}

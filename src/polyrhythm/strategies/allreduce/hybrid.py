@@ -54,10 +54,11 @@ from polyrhythm.partition.hybrid_pass import Loss, Scheme
 from polyrhythm.partition.ownership import Division, Ownership
 from polyrhythm.partition.parameter_transfer import ParameterTransfer
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.divided_network import CutsNetwork
 from polyrhythm.strategies.resharding import Held, Resharding
 from polyrhythm.strategies.state import Part, State, StateField, below, prefixed
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
-from polyrhythm.strategies.worker_part import CutsNetwork, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import LAYERWISE
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizer_state import recut_optimizer

@@ -67,17 +67,11 @@ from polyrhythm.partition.stage import (
 from polyrhythm.partition.stage_memory import optimizer_bytes, rank_bytes, testing_bytes
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
+from polyrhythm.strategies.divided_network import ComputesStages, HasStages, PipelineContext, SharedBatch
 from polyrhythm.strategies.resharding import Held, Resharding
 from polyrhythm.strategies.state import State, below, prefixed
-from polyrhythm.strategies.strategy import Facts, GroupOutput, HasStages, Paper, Strategy, Traits
-from polyrhythm.strategies.worker_part import (
-    ComputesStages,
-    PipelineContext,
-    SharedBatch,
-    Step,
-    WorkerPart,
-    WorkerSetting,
-)
+from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper, Strategy, Traits
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters, View
 from polyrhythm.training.memory import return_blocks
 from polyrhythm.training.model_sizes import ModelSizes, PieceSize
