@@ -22,7 +22,6 @@ from __future__ import annotations
 import ast
 import io
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -89,8 +88,6 @@ from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
 if TYPE_CHECKING:  # it simulates, which takes a quarter of our imports, and one run in a hundred needs it
     from polyrhythm.api.rehearsal import Auto, Choice
-
-_log = logging.getLogger(__name__)
 
 
 @importable_main()
@@ -166,8 +163,6 @@ def train(
         if config.fine_tuning != "none":
             done = asked.done(finished_run(folder) if resume is not None else None)
             return done or FineTuning(train, config, folder, observers, start_method).run(remark)
-        if remark:
-            _log.warning(remark)
         checkpointing = checkpoints_of(
             config,
             folder,
@@ -188,7 +183,7 @@ def train(
         return _train_under_torchrun(job, config, observers)
     check_loopback(config.port)
     allow_descriptors(config.workers + job.traits.servers)
-    return _train_here(job, config, observers, start_method, choice=choice)
+    return _train_here(job, config, observers, start_method, choice=choice, remark=remark)
 
 
 @dataclass(frozen=True)
@@ -535,7 +530,7 @@ def too_few_steps(job: Job, config: RunConfig) -> str | None:
 
 def scaled_up(job: Job, config: RunConfig) -> str | None:
     """Return a remark on files with images far smaller than the network's input; None: they are not, by a sample."""
-    split = job.dataset.train
+    split: object = job.dataset.train
     split = split.source if isinstance(split, CachedSplit) else split
     if config.weights is not None or config.image_size is not None or not isinstance(split, ImageFileSplit):
         return None
@@ -573,6 +568,7 @@ def _train_here(
     *,
     reports: bool = True,
     choice: Choice | None = None,
+    remark: str = "",
 ) -> Run:
     job, seconds = evaluated_here(job, config), None
     if isinstance(config.data, str | Path) and not job.checkpointing.resume:
@@ -587,12 +583,11 @@ def _train_here(
             from polyrhythm.api.rehearsal import write_prediction
 
             write_prediction(job.checkpointing.folder, choice.cluster, choice.candidate)
-        if seconds is not None:
-            observed.on_event(Notice(time_s=0, text=expected_time(job.planned, seconds)))
-        if not job.checkpointing.resume and (few := too_few_steps(job.planned, config)) is not None:
-            observed.on_event(Notice(time_s=0, text=few))
-        if not job.checkpointing.resume and (larger := scaled_up(job, config)) is not None:
-            observed.on_event(Notice(time_s=0, text=larger))
+        notices = [remark, None if seconds is None else expected_time(job.planned, seconds)]
+        if not job.checkpointing.resume:
+            notices += [too_few_steps(job.planned, config), scaled_up(job, config)]
+        for text in filter(None, notices):
+            observed.on_event(Notice(time_s=0, text=text))
         # a GPU that this process has touched cannot be used by a fork of it
         method = "spawn" if job.device.type == "cuda" else start_method
 
