@@ -217,11 +217,25 @@ def sent_bytes_are_counted(communicator: Communicator) -> None:
         communicator.subgroup("pair", [0, 1]).receive(0)
 
 
+def a_request_does_not_overtake_a_push(communicator: Communicator) -> None:
+    """A small message that is sent while a large one is on its way arrives after it."""
+    if communicator.rank == 0:
+        push = communicator.start_send(2, Message(Kind.PUSH, torch.zeros(100_000)))
+        communicator.start_send(1, Message(Kind.PUSH, torch.zeros(1_000))).wait()
+        communicator.start_send(2, Message(Kind.FETCH)).wait()
+        push.wait()
+    if communicator.rank == 1:
+        assert communicator.receive(0)[1].kind is Kind.PUSH
+    if communicator.rank == 2:
+        assert [communicator.receive(0)[1].kind for _ in range(2)] == [Kind.PUSH, Kind.FETCH]
+
+
 CHECKS: tuple[Check, ...] = (
     numbered,
     every_field_arrives_both_ways,
     any_source_gives_everyone_once,
     messages_of_one_source_keep_their_order,
+    a_request_does_not_overtake_a_push,
     a_sent_tensor_may_change,
     handles_of_sends_get_done,
     poll_gives_what_is_there,

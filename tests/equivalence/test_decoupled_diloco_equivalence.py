@@ -22,8 +22,11 @@ class Fragment:
 
     def decide(self, present):
         if self.held and len({worker for worker, _, _ in self.held}) >= min(self.quorum, present):
-            total = sum(weight for _, _, weight in self.held)
-            mean = sum(weight * change for _, change, weight in self.held) / total
+            changes, weights = {}, {}
+            for worker, change, weight in self.held:  # a learner ahead of the others has pushed several
+                changes[worker] = changes.get(worker, 0) + change
+                weights[worker] = weights.get(worker, 0) + weight
+            mean = sum(weights[worker] * changes[worker] for worker in changes) / sum(weights.values())
             self.momentum = mean if self.momentum is None else MOMENTUM * self.momentum + mean
             self.values = self.values - RATE * (mean + MOMENTUM * self.momentum)
             self.held = []

@@ -65,7 +65,7 @@ class TaskHandle(Handle):
 
 
 _COLLECTIVE = Direct()
-_PART = Kind.PART  # an enum is slow to ask for its members
+_PART, _PUSH = Kind.PART, Kind.PUSH  # an enum is slow to ask for its members
 _LOOK_EVERY_S = 1e-4
 _Waited = tuple[int | None, int, Want, str]
 """Criteria of a receive: source and tag as given, their resolution, and a description in words."""
@@ -153,9 +153,16 @@ class SimulatedCommunicator(Communicator):
         home.bytes_sent += nbytes
         if member in home.beside:
             home.bytes_inside += nbytes
-        if home.lines or message[0] is _PART:
-            return FollowingParcel(home, receiver, self._context, arriving, nbytes, self._put_on_links)
-        parcel = Parcel(home, receiver, self._context, arriving, nbytes)
+        parcel: Parcel
+        if home.lines or message[0] is _PUSH or message[0] is _PART:
+            follows = receiver in home.lines
+            before = home.lines[receiver] if follows else None
+            parcel = FollowingParcel(home, receiver, self._context, arriving, nbytes, self._put_on_links)
+            if before is not None:
+                before.following = parcel
+                return parcel
+        else:
+            parcel = Parcel(home, receiver, self._context, arriving, nbytes)
         contended = cluster.contended
         if contended is None or cluster.courier is not None:
             self._put_on_links(parcel)

@@ -256,14 +256,17 @@ class Parcel(Flow):
 class FollowingParcel(Parcel):
     """A message that leaves behind another one to the same rank, as the bytes of one connection do.
 
-    Messages that are each waited for before the next one is sent need no order. Parts of one vector do: on
-    links that all flows share they would otherwise arrive together, at the end.
+    Messages that are each waited for before the next one is sent need no order. Others do: a request would overtake the
+    push before it, and on links that all flows share parts of one vector would arrive together, at the end.
 
     Args:
-        start: function that puts it on the links; called as soon as the previous message has left.
+        start: function that puts it on the links as soon as the previous message has left.
+
+    Attributes:
+        following: message that waits for this one to leave.
     """
 
-    __slots__ = ("_next", "_start")
+    __slots__ = ("_start", "following")
 
     def __init__(
         self,
@@ -274,26 +277,32 @@ class FollowingParcel(Parcel):
         nbytes: int,
         start: Callable[[Parcel], None],
     ) -> None:
-        super().__init__(source, to, context, message, nbytes)
+        # As in `Parcel`, without another call.
+        self.source = source
+        self.to = to
+        self.context = context
+        self.message = message
+        self.nbytes = self.left = nbytes
+        self.bundle = None
+        self._left = False
+        self._waiter = None
         self._start = start
-        self._next: FollowingParcel | None = None
-        before = source.lines.get(to)
+        self.following: FollowingParcel | None = None
         source.lines[to] = self
-        if before is None:
-            start(self)
-        else:
-            # It starts when that one has left, be that one still waiting itself.
-            before._next = self
 
     def sent(self) -> None:
-        super().sent()
-        source, following = self.source, self._next
+        source, to = self.source, self.to
+        if source.alive:
+            self._left = True
+            if self._waiter is not None:
+                self._waiter.switch()  # which may send another message
+        following, lines = self.following, source.lines
         if following is not None:
             if source.alive:
-                self._next = None
+                self.following = None
                 following._start(following)
-        elif source.lines.get(self.to) is self:
-            del source.lines[self.to]
+        elif to in lines and lines[to] is self:
+            del lines[to]
 
 
 class Courier(Protocol):

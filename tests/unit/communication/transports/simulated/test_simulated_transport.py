@@ -9,17 +9,25 @@ from conformance.communicator_checks import CHECKS, SIZE, run
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
-from polyrhythm.communication.transports.simulated.network import ConstantNetwork
+from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork, Route
+from polyrhythm.communication.transports.simulated.network import ConstantNetwork, Network
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock, VirtualTime
 from polyrhythm.errors import PeerLost
 
 ALPHA, BANDWIDTH = 0.25, 1024.0
 
 
-def _play(*parts: Callable[[Communicator], None], lose: tuple[float, int] | None = None) -> SimulatedCluster:
+def _play(
+    *parts: Callable[[Communicator], None], lose: tuple[float, int] | None = None, contended: bool = False
+) -> SimulatedCluster:
     """Plays one function a rank to the end; `lose` tells when which rank is lost."""
-    time = VirtualTime()
-    cluster = SimulatedCluster(time, ConstantNetwork(time, ALPHA, BANDWIDTH), len(parts))
+    time, count = VirtualTime(), len(parts)
+    network: Network = ConstantNetwork(time, ALPHA, BANDWIDTH)
+    if contended:  # messages of a rank share its link
+        network = ContendedNetwork(
+            time, [BANDWIDTH] * 2 * count, lambda source, to: Route((source, count + to), ALPHA)
+        )
+    cluster = SimulatedCluster(time, network, count)
     for rank, part in enumerate(parts):
         time.spawn(f"rank {rank}", lambda rank=rank, part=part: part(cluster.communicator(rank)))
     if lose is not None:
@@ -32,15 +40,16 @@ def _idle(communicator: Communicator) -> None:
     """A rank that does nothing."""
 
 
+@pytest.mark.parametrize("contended", [False, True])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_simulated_ranks(check: Callable[[Communicator], None]) -> None:
+def test_simulated_ranks(check: Callable[[Communicator], None], contended: bool) -> None:
     ended: list[int] = []
 
     def part(communicator: Communicator) -> None:
         run(check, communicator)
         ended.append(communicator.rank)
 
-    _play(*[part] * SIZE)
+    _play(*[part] * SIZE, contended=contended)
     assert sorted(ended) == list(range(SIZE))
 
 
