@@ -1,6 +1,6 @@
 """How many control messages does the most loaded rank handle in a step, in real runs and in virtual time?
 
-    python benchmarks/many-workers/messages.py [--real 8 32 128] [--simulated 1024 10000] [--steps 24]
+    python benchmarks/many-workers/messages.py [--real 8 32 128] [--simulated 1024 10000] [--steps 24] [--saves 10steps]
 
 Control messages are all that ranks send outside of training: reports, states, requests of the coordinator and its
 answers. Each rank's sent and received ones are counted. The rows are written to messages.json.
@@ -33,6 +33,7 @@ nic: {{latency_s: 5.0e-5, bandwidth_bytes_per_s: 1.25e9}}
 inside: {{latency_s: 1.0e-6, bandwidth_bytes_per_s: 1.0e10}}
 step_time: log_normal(mean=0.1, sigma=0.1)
 """
+EPOCH = "1epoch"
 KINDS = [kind.name for kind in Kind]
 
 
@@ -66,7 +67,7 @@ class Counted(ForwardingCommunicator):
         self.receive, self.poll = receiving(inner.receive), receiving(inner.poll)
 
 
-def row(world: str, workers: int, steps: int) -> dict[str, object]:
+def row(world: str, workers: int, steps: int, saves: str) -> dict[str, object]:
     """Return the messages of the most loaded rank in a run of so many workers."""
     memory = memoryview(mmap.mmap(-1, 8 * workers * len(KINDS))).cast("q")
     own_control = World.control
@@ -82,6 +83,7 @@ def row(world: str, workers: int, steps: int) -> dict[str, object]:
                 batch_size=2,
                 balance="off",
                 updates=steps,
+                checkpoint_every=saves,
                 out=folder / "run",
                 start_method="fork",
             )
@@ -107,6 +109,7 @@ def row(world: str, workers: int, steps: int) -> dict[str, object]:
         "world": world,
         "workers": workers,
         "steps": steps,
+        **({"saves": saves} if world == "real" and saves != EPOCH else {}),
         "rank": most,
         "messages_per_step": round(sum(counts[most]) / steps, 2),
         "kinds": {kind: count for kind, count in zip(KINDS, counts[most], strict=True) if count},
@@ -123,18 +126,19 @@ def main() -> None:
     options.add_argument("--real", nargs="*", type=int, default=[])
     options.add_argument("--simulated", nargs="*", type=int, default=[])
     options.add_argument("--steps", type=int, default=24)
+    options.add_argument("--saves", default=EPOCH, help="interval of checkpoints in real runs")
     chosen = options.parse_args()
     rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     for world in ("real", "simulated"):
         for workers in getattr(chosen, world):
-            found = row(world, workers, chosen.steps)
+            found = row(world, workers, chosen.steps, chosen.saves)
             print(found, flush=True)
             rows = [each for each in rows if _key(each) != _key(found)] + [found]
             RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, sorted(rows, key=_key))) + "\n]\n")
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["world"], row["workers"], row["steps"]
+    return row["world"], row["workers"], row["steps"], row.get("saves", EPOCH)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Push and pull between a worker and a server of one host: shared memory, TCP links, a gloo pair, and a Ray actor.
 
-    python benchmarks/push-pull/measure.py [--bytes 10000000] [--rounds 15] [--json]
+    python benchmarks/push-pull/measure.py [--bytes 10000000] [--rounds 15] [--gigabits 10] [--json]
 
 Each way has a worker and a server of its own, processes of one thread that wait on a pipe while it is another way's
 turn. In each round every way makes, one after the other,
@@ -8,6 +8,9 @@ turn. In each round every way makes, one after the other,
     empty               a message without a tensor, and an answer without one
     exchange            a push of `--bytes`, which the server subtracts from its parameters, and a pull of as many
     parameter_server    the same by the strategy's own worker and server parts: flat gradients, plan, optimizer, gate
+
+With `--gigabits`, worker and server are in network namespaces of their own, joined by links of that rate; needs root.
+Shared memory and Ray are left out then.
 
 What is printed are the medians over rounds, the median of the rounds' ratios to the first way, and their range.
 """
@@ -18,20 +21,30 @@ import argparse
 import json
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
-from polyrhythm.communication.transports.torch_distributed.rendezvous import Groups, host_store, local
+from polyrhythm.communication.transports.torch_distributed.rendezvous import (
+    LOOPBACK,
+    Groups,
+    Rendezvous,
+    host_store,
+)
 from polyrhythm.launch.process import keep_freed_memory
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
@@ -41,29 +54,55 @@ from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from namespaces import Host, shaped_hosts
+
 CAST = RoleAssignment((0,), (1,))
 LEARNING_RATE = 1e-3
 REPEATS = {"empty": 200, "exchange": 5, "parameter_server": 5}
 """Within a round."""
 
 
+@dataclass
+class Place:
+    """Where worker and server meet.
+
+    Args:
+        hosts: namespaces of worker and server; the process that makes the store is in the worker's. Empty: loopback.
+        port: port of the store.
+    """
+
+    hosts: list[Host]
+    port: int = 0
+
+    def join(self, rank: int) -> Rendezvous:
+        """Enter the host of a rank, and meet at the store."""
+        addresses = [host.address for host in self.hosts] or [LOOPBACK] * CAST.size
+        if self.hosts:
+            self.hosts[rank].enter()
+        store = dist.TCPStore(addresses[0], self.port, None, is_master=False, wait_for_workers=False)
+        return Rendezvous(store, rank, CAST.size, addresses[rank])
+
+
 class Links:
     """A worker and a server that speak over our links.
 
     Args:
+        hosts: see `Place`.
         size: bytes of the parameters.
         shared_memory: whether the links go through it.
     """
 
-    def __init__(self, size: int, shared_memory: bool) -> None:
-        self._start((_worker, _server), size, shared_memory)
+    def __init__(self, hosts: list[Host], size: int, shared_memory: bool) -> None:
+        self._start((_worker, _server), hosts, size, shared_memory)
 
-    def _start(self, mains: tuple[Callable[..., None], ...], *arguments: Any) -> None:
+    def _start(self, mains: tuple[Callable[..., None], ...], hosts: list[Host], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
-        self._store = host_store()
+        self._store = host_store(address=hosts[0].address if hosts else LOOPBACK)
         self._pipe, pipe = context.Pipe()
+        place = Place(hosts, self._store.port)
         self._processes = [
-            context.Process(target=main, args=(rank, self._store.port, *arguments, pipe))
+            context.Process(target=main, args=(rank, place, *arguments, pipe))
             for rank, main in enumerate(mains)
         ]
         for process in self._processes:
@@ -87,11 +126,12 @@ class GlooPair(Links):
     The strategy's own parts do not run over it, so their peer is the plain exchange.
 
     Args:
+        hosts: see `Place`.
         size: bytes of the parameters.
     """
 
-    def __init__(self, size: int) -> None:
-        self._start((_gloo_worker, _gloo_server), size)
+    def __init__(self, hosts: list[Host], size: int) -> None:
+        self._start((_gloo_worker, _gloo_server), hosts, size)
 
 
 class RayActor:
@@ -133,10 +173,10 @@ class RayActor:
         np.copyto(self._vector.numpy(), answer)  # what Ray gives may only be read, at which torch would warn
 
 
-def _worker(rank: int, port: int, size: int, shared_memory: bool, pipe: Connection) -> None:
+def _worker(rank: int, place: Place, size: int, shared_memory: bool, pipe: Connection) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()  # as every rank of ours does
-    _home, network = connect(local(rank, CAST.size, port), shared_memory)
+    _home, network = connect(place.join(rank), shared_memory)
     plain = network.subgroup("plain", (0, 1))
     model = nn.Linear(size // 4, 1, bias=False)
     flat = FlatParameters(model)
@@ -160,16 +200,17 @@ def _worker(rank: int, port: int, size: int, shared_memory: bool, pipe: Connecti
 
 def _exchange(network: Communicator, gradients: torch.Tensor | None, vector: torch.Tensor | None) -> None:
     push = network.start_send(1, Message(Kind.PUSH, gradients))
-    answer = network.receive(1)[1]
-    if vector is not None and answer.tensor is not None:
+    answer = network.receive(1)[1] if vector is None else network.receive_into(vector, 1)
+    if vector is not None and answer.tensor is not vector:
+        assert answer.tensor is not None, "it holds parameters"
         vector.copy_(answer.tensor)
     push.wait()
 
 
-def _server(rank: int, port: int, size: int, shared_memory: bool, pipe: Connection) -> None:
+def _server(rank: int, place: Place, size: int, shared_memory: bool, pipe: Connection) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
-    _home, network = connect(local(rank, CAST.size, port), shared_memory)
+    _home, network = connect(place.join(rank), shared_memory)
     network.start(lambda: _serve_plainly(network.subgroup("plain", (0, 1)), torch.zeros(size // 4)))
     serve(ParameterServer(), World(network, CAST))
 
@@ -184,9 +225,9 @@ def _serve_plainly(network: Communicator, vector: torch.Tensor) -> None:
         network.send(source, Message(Kind.PARAMETERS, answer))
 
 
-def _gloo_worker(rank: int, port: int, size: int, pipe: Connection) -> None:
+def _gloo_worker(rank: int, place: Place, size: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    group = _gloo_group(rank, port)
+    group = _gloo_group(rank, place)
     header, gradients, vector = torch.zeros(8), torch.ones(size // 4), torch.empty(size // 4)
     pipe.send("ready")
 
@@ -206,9 +247,9 @@ def _gloo_worker(rank: int, port: int, size: int, pipe: Connection) -> None:
         pipe.send(_mean_seconds(lambda payload=int(what != "empty"): exchange(payload), REPEATS[what]))
 
 
-def _gloo_server(rank: int, port: int, size: int, pipe: Connection) -> None:
+def _gloo_server(rank: int, place: Place, size: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    group = _gloo_group(rank, port)
+    group = _gloo_group(rank, place)
     header, gradients, vector = torch.zeros(8), torch.empty(size // 4), torch.zeros(size // 4)
     while True:
         group.recv([header], 0, 0).wait()
@@ -220,8 +261,8 @@ def _gloo_server(rank: int, port: int, size: int, pipe: Connection) -> None:
             group.send([vector], 0, 1).wait()
 
 
-def _gloo_group(rank: int, port: int) -> Any:
-    return Groups(local(rank, CAST.size, port)).gloo("pair", rank, CAST.size)
+def _gloo_group(rank: int, place: Place) -> Any:
+    return Groups(place.join(rank)).gloo("pair", rank, CAST.size)
 
 
 def _mean_seconds(work: Callable[[], Any], repeats: int) -> float:
@@ -235,15 +276,26 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--bytes", type=int, default=10_000_000)
     options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--gigabits", type=float)
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     torch.set_num_threads(1)
-    ways: dict[str, Links | RayActor] = {
-        "shared memory": Links(chosen.bytes, shared_memory=True),
-        "TCP links": Links(chosen.bytes, shared_memory=False),
-        "gloo pair": GlooPair(chosen.bytes),
-    }
-    if find_spec("ray") is not None:
+    with ExitStack() as cleanup:
+        hosts: list[Host] = []
+        if chosen.gigabits:
+            hosts = cleanup.enter_context(shaped_hosts(CAST.size, 1e9 * chosen.gigabits))
+            hosts[0].enter()
+        measure(hosts, chosen)
+
+
+def measure(hosts: list[Host], chosen: argparse.Namespace) -> None:
+    """Print the figures; see the top of this file."""
+    ways: dict[str, Links | RayActor] = {}
+    if not hosts:
+        ways["shared memory"] = Links(hosts, chosen.bytes, shared_memory=True)
+    ways["TCP links"] = Links(hosts, chosen.bytes, shared_memory=False)
+    ways["gloo pair"] = GlooPair(hosts, chosen.bytes)
+    if not hosts and find_spec("ray") is not None:
         ways["Ray actor"] = RayActor(chosen.bytes)
     try:
         table = [_figures(ways, what, chosen.rounds) for what in REPEATS]
@@ -253,9 +305,9 @@ def main() -> None:
     if chosen.json:
         print(json.dumps(table))
         return
-    if find_spec("ray") is None:
+    if not hosts and find_spec("ray") is None:
         print("Ray is not installed: no figures of an actor.\n")
-    print("| round trip | way | median | ratio to shared memory (range) |")
+    print(f"| round trip | way | median | ratio to {next(iter(ways))} (range) |")
     print("|---|---|---|---|")
     for line in table:
         for way, figures in line["ways"].items():

@@ -230,6 +230,22 @@ def a_request_does_not_overtake_a_push(communicator: Communicator) -> None:
         assert [communicator.receive(0)[1].kind for _ in range(2)] == [Kind.PUSH, Kind.FETCH]
 
 
+def a_payload_may_be_received_into_memory(communicator: Communicator) -> None:
+    """The memory is that of the message, or has kept its content."""
+    for length in (10, 50_000):
+        for number in range(3):
+            for to in others(communicator):
+                values = torch.full((length,), 10.0 * number + communicator.rank)
+                communicator.send(to, Message(Kind.PARAMETERS, values, step=number))
+            for source in others(communicator):
+                memory = torch.full((50_000,), -1.0)
+                message = communicator.receive_into(memory, source)
+                assert message.step == number
+                assert payload(message).shape == (length,)
+                assert payload(message).unique().tolist() == [10.0 * number + source]
+                assert message.tensor is memory or memory.unique().tolist() == [-1.0]
+
+
 CHECKS: tuple[Check, ...] = (
     numbered,
     every_field_arrives_both_ways,
@@ -241,6 +257,7 @@ CHECKS: tuple[Check, ...] = (
     poll_gives_what_is_there,
     tags_are_apart,
     five_megabytes_go_around,
+    a_payload_may_be_received_into_memory,
     a_rank_may_send_to_itself,
     empty_is_not_none,
     every_dtype_arrives,

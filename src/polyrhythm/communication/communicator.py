@@ -109,6 +109,18 @@ class Communicator(Protocol):
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
         """Wait for the next message with this tag, from `source` or from anyone; return its sender and it."""
 
+    def receive_into(self, target: Tensor, source: int, tag: int = 0) -> Message:
+        """Wait for the next message of `source` with this tag; return it.
+
+        A payload of the size and dtype of `target` may be received there, without a copy; the message's tensor then
+        is `target` itself. Its content is undefined until this returns, and if this raises.
+
+        Args:
+            target: memory for the payload, `(n,)`.
+            source: rank of the sender.
+            tag: tag of the message.
+        """
+
     def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
         """Like `receive`, but gives None where nothing has arrived yet."""
 

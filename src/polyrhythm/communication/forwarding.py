@@ -38,6 +38,7 @@ class ForwardingCommunicator:
         self.send = inner.send
         self.start_send = inner.start_send
         self.receive = inner.receive
+        self.receive_into = inner.receive_into
         self.poll = inner.poll
         self.start = inner.start
         self.all_reduce = inner.all_reduce
@@ -109,6 +110,7 @@ class TimedCommunicator(ForwardingCommunicator):
         self.send = timed("send", inner.send)
         self.start_send = started("send", inner.start_send)
         self.receive = timed("receive", inner.receive)
+        self.receive_into = timed("receive", inner.receive_into)
         self.poll = timed("receive", inner.poll)
         self.start = start
         self.all_reduce = timed("all-reduce", inner.all_reduce)

@@ -109,7 +109,7 @@ class ControlPlane(RegroupControl, Protocol):
             epochs: number of finished epochs, where one has just finished.
             presented: `(size,)`, the model to be tested, where it is not this worker's own.
             test: test of this worker's share; None: the coordinator tests all images.
-            together: whether all members of the view send their states now, and the coordinator waits for them.
+            together: whether all members of the view send their states after this step.
         """
 
     def work_done(self, record: WorkerState) -> bool:

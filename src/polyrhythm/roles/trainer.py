@@ -785,7 +785,7 @@ class TrainingRun:
         """Send this worker's state if a checkpoint is due between two steps."""
         if self._control.state_due(done):
             self._replica.settle()
-            self._control.boundary(Boundary.CHECKPOINT, self._record(done))
+            self._control.boundary(Boundary.CHECKPOINT, self._record(done), together=self._together)
 
     def _report(self, epoch: int, step: int, *, before_state: bool = False) -> None:
         report = partial(self._control.report, before_state=before_state)

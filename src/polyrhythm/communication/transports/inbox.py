@@ -7,8 +7,10 @@ them may wait.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from polyrhythm.communication.message import HEADER_BYTES, MalformedMessage, Message, Reason
 
@@ -33,6 +35,25 @@ class Want:
     lineage: tuple[int, ...] = ()
 
 
+class Target:
+    """Memory of a waiting receive, for a link to write the payload of its message to.
+
+    Attributes:
+        want: criteria of the receive, with a source.
+        tensor: the memory, `(n,)`.
+        interrupt: function that ends the writing of a link, which calls it back; None: no link writes.
+        message: the message, once all of it has been written.
+    """
+
+    __slots__ = ("interrupt", "message", "tensor", "want")
+
+    def __init__(self, want: Want, tensor: Tensor) -> None:
+        self.want = want
+        self.tensor = tensor
+        self.interrupt: Callable[[], None] | None = None
+        self.message: Message | None = None
+
+
 class Inbox:
     """Messages in the order of their arrival. Knows nothing of threads or time: its owner locks or switches.
 
@@ -44,7 +65,7 @@ class Inbox:
         arrived: waiting messages, with their senders, by context and tag.
     """
 
-    __slots__ = ("_announced", "_losses", "_lost", "_needs", "_revoked", "arrived", "quiet")
+    __slots__ = ("_announced", "_losses", "_lost", "_needs", "_revoked", "_targets", "arrived", "quiet")
 
     def __init__(self) -> None:
         self.quiet = True
@@ -54,6 +75,38 @@ class Inbox:
         self._announced: dict[tuple[int, int | None, int], int] = {}
         self._revoked: set[int] = set()
         self._needs: dict[int, tuple[int, int]] = {}
+        self._targets: list[Target] = []
+
+    def offer(self, want: Want, tensor: Tensor) -> Target:
+        """Offer the memory of a receive that finds no message, until `withdraw`."""
+        target = Target(want, tensor)
+        self._targets.append(target)
+        return target
+
+    def withdraw(self, target: Target) -> None:
+        """End an offer: no link begins to write to the memory any more."""
+        self._targets.remove(target)
+
+    def target(self, context: int, source: int, message: Message) -> Target | None:
+        """Return the memory of the receive that will take a message, if the payload, which follows, fits in it."""
+        payload = message.tensor
+        for target in self._targets:
+            want, tensor = target.want, target.tensor
+            if (
+                (want.context, want.source, want.tag) == (context, source, message.tag)
+                and target.interrupt is None
+                and target.message is None
+                and payload is not None
+                and (payload.dtype, payload.shape) == (tensor.dtype, tensor.shape)
+                and not any(earlier == source for earlier, _ in self.arrived.get((context, want.tag), ()))
+                and not (self._losses and self._succeeds_unheard(source, want))
+            ):
+                return target
+        return None
+
+    def is_offered(self, target: Target) -> bool:
+        """Return whether a receive still waits with this memory."""
+        return target in self._targets
 
     def put(self, context: int, source: int, message: Message) -> None:
         """Add a message from global rank `source`."""

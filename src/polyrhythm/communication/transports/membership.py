@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from polyrhythm.communication.message import Message, RefusedMessage
+from polyrhythm.communication.transports.inbox import Target
 
 
 class Peer(NamedTuple):
@@ -44,8 +46,25 @@ class Membership(Protocol):
     def greet(self, peer: Peer) -> None:
         """A link from a peer is open."""
 
-    def deliver(self, context: int, source: Peer, message: Message) -> None:
-        """Queue a received message for its communicator.
+    def target(
+        self, context: int, source: Peer, message: Message, interrupt: Callable[[], None]
+    ) -> Target | None:
+        """Return the memory of a receive that waits for a message with this header; None without one.
+
+        The payload is written there, and `deliver` or `release` follows.
+
+        Args:
+            context: context of the communicator.
+            source: the sender.
+            message: the message; its tensor shows the size and dtype of the payload.
+            interrupt: function that makes the writing end early; called on any thread.
+        """
+
+    def release(self, target: Target) -> None:
+        """The payload has broken off: the content of the memory is undefined."""
+
+    def deliver(self, context: int, source: Peer, message: Message, target: Target | None = None) -> None:
+        """Queue a received message for its communicator, or give it to the receive that has waited with `target`.
 
         Raises:
             MalformedMessage: the message cannot be queued; the queues are unchanged.

@@ -357,6 +357,10 @@ class _Opening:
                 return self._answers.pop(place)
         raise _Opened
 
+    def receive_into(self, target: Tensor, source: int, tag: int = 0) -> Message:
+        """As `receive`."""
+        return self.receive(source, tag)[1]
+
     def poll(self, source: int | None = None, tag: int = 0) -> None:
         """Return None: there are only answers."""
 

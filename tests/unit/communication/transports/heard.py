@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 
 from polyrhythm.communication.message import UNBOUNDED_BYTES, Message, Reason, RefusedMessage
+from polyrhythm.communication.transports.inbox import Target
 from polyrhythm.communication.transports.membership import Peer
 
 PATIENCE_S = 20.0
@@ -39,7 +41,12 @@ class Heard:
     def greet(self, peer: Peer) -> None:
         self.greeted.put(peer)
 
-    def deliver(self, context: int, source: Peer, message: Message) -> None:
+    def target(
+        self, context: int, source: Peer, message: Message, interrupt: Callable[[], None]
+    ) -> Target | None:
+        return None
+
+    def deliver(self, context: int, source: Peer, message: Message, target: Target | None = None) -> None:
         self.messages.put((context, source, message))
 
     def lose(self, peer: Peer) -> None:

@@ -193,6 +193,9 @@ class SimulatedCommunicator(Communicator):
         global_source, message = self._home.take(waited[2], waited[3])
         return self._numbers[global_source], message
 
+    def receive_into(self, target: Tensor, source: int, tag: int = 0) -> Message:
+        return self.receive(source, tag)[1]
+
     def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
         found = self._home.take_now(self._wait_for(source, tag)[2])
         return None if found is None else (self._numbers[found[0]], found[1])

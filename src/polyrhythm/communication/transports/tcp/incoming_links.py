@@ -22,6 +22,7 @@ from polyrhythm.communication.message import (
     RefusedMessage,
     decode_header,
 )
+from polyrhythm.communication.transports.inbox import Target
 from polyrhythm.communication.transports.membership import Membership, Peer
 from polyrhythm.communication.transports.sockets import (
     TcpSocket,
@@ -46,6 +47,8 @@ from polyrhythm.communication.transports.tcp.handshake import (
 from polyrhythm.communication.transports.tcp.outgoing_link import GOODBYE, MOST_COPIED_BYTES, WORD
 
 _BUFFER_BYTES = 1 << 16
+_LEAST_DIRECT_BYTES = 1 << 17
+"""A smaller payload is copied in less time than it takes to find the receive that waits for it."""
 
 
 class FrameReader:
@@ -213,13 +216,13 @@ class IncomingTcpLink:
                 self._notify(GOODBYE)
             reader = FrameReader(connection)
             while True:
-                context, message = self._receive(reader)
+                context, message, target = self._receive(reader, connection)
                 if message.kind is Kind.CLOSE:
                     self._notify(GOODBYE)
                     return True
-                self._membership.deliver(context, self.source, message)
+                self._membership.deliver(context, self.source, message, target)
                 self._count(message.nbytes)
-                del message  # else it would be held until the next one arrives
+                del message, target  # else it would be held until the next one arrives
         except OSError:
             return False
         finally:
@@ -227,11 +230,23 @@ class IncomingTcpLink:
                 self._connection = self._speaks_on = None
             hang_up(connection)
 
-    def _receive(self, reader: FrameReader) -> tuple[int, Message]:
+    def _receive(self, reader: FrameReader, connection: socket.socket) -> tuple[int, Message, Target | None]:
         context, message = decode_header(reader.take(HEADER_BYTES), most_bytes=self._membership.most_bytes)
-        if message.tensor is not None and message.tensor.numel():
-            reader.fill(message.tensor.view(torch.uint8).numpy().data)
-        return context, message
+        target, tensor = None, message.tensor
+        if tensor is None or not tensor.numel():
+            return context, message, None
+        if message.nbytes > _LEAST_DIRECT_BYTES:
+            target = self._membership.target(context, self.source, message, lambda: hang_up(connection))
+        if target is not None:
+            tensor = target.tensor
+            message = message._replace(tensor=tensor)
+        try:
+            reader.fill(tensor.detach().view(torch.uint8).numpy().data)
+        except BaseException:
+            if target is not None:
+                self._membership.release(target)
+            raise
+        return context, message, target
 
     def _count(self, nbytes: int) -> None:
         self._received += 1

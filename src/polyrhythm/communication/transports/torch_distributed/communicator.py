@@ -274,6 +274,11 @@ class TorchDistributedCommunicator(Communicator):
         )
         return self._numbers[global_source], message
 
+    def receive_into(self, target: Tensor, source: int, tag: int = 0) -> Message:
+        fits = target.dim() == 1 and target.is_contiguous() and target.device.type == "cpu"
+        reason = f"waiting for a message from rank {self._members[source]}"
+        return self._home.take(self._want(source, tag), reason, target if fits else None)[1]
+
     def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
         found = self._home.take_now(self._want(source, tag))
         return None if found is None else (self._numbers[found[0]], found[1])

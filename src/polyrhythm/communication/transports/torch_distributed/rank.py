@@ -15,11 +15,12 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from polyrhythm.communication.activity import Activity
 from polyrhythm.communication.communicator import Clock, Handle
 from polyrhythm.communication.message import UNBOUNDED_BYTES, Kind, Message, Reason, RefusedMessage
-from polyrhythm.communication.transports.inbox import EarlyMessages, Inbox, Want
+from polyrhythm.communication.transports.inbox import EarlyMessages, Inbox, Target, Want
 from polyrhythm.communication.transports.member_collectives import (
     REVOKED,
     CollectiveBroken,
@@ -142,17 +143,57 @@ class Rank(Membership):
             self.bytes_sent += message.nbytes
         return link.start_send(message, context)
 
-    def take(self, want: Want, reason: str) -> tuple[int, Message]:
-        """Receive, blocking until the message is there."""
+    def take(self, want: Want, reason: str, memory: Tensor | None = None) -> tuple[int, Message]:
+        """Receive, blocking until the message is there.
+
+        Args:
+            want: criteria of the receive.
+            reason: current activity, for reports.
+            memory: memory for the payload, `(n,)`; see `Communicator.receive_into`. Only with a source.
+        """
+        target: Target | None = None
         with self._news:
-            while True:
-                self.check(want.lineage)
-                found = self._inbox.take(want)
-                if found is not None:
-                    return found
-                self._raise_if_lost(want, reason)
-                with self.activity.doing(reason):
-                    self._news.wait()
+            try:
+                while True:
+                    self.check(want.lineage)
+                    if target is not None and target.message is not None and want.source is not None:
+                        return want.source, target.message
+                    found = self._inbox.take(want)
+                    if found is not None:
+                        return found
+                    self._raise_if_lost(want, reason)
+                    if memory is not None and target is None:
+                        target = self._inbox.offer(want, memory)
+                    with self.activity.doing(reason):
+                        self._news.wait()
+            finally:
+                if target is not None:
+                    self._withdraw(target)
+
+    def _withdraw(self, target: Target) -> None:
+        """Return once no link writes to the memory of a receive; the lock is held before and after."""
+        self._inbox.withdraw(target)
+        if (
+            target.interrupt is not None
+        ):  # the receive fails while its message arrives, which will be sent again
+            target.interrupt()
+            self._news.wait_for(lambda: target.interrupt is None)
+
+    def target(
+        self, context: int, source: Peer, message: Message, interrupt: Callable[[], None]
+    ) -> Target | None:
+        with self._news:
+            if source.generation != self.generation(source.rank):
+                return None
+            target = self._inbox.target(context, source.rank, message)
+            if target is not None:
+                target.interrupt = interrupt
+            return target
+
+    def release(self, target: Target) -> None:
+        with self._news:
+            target.interrupt = None
+            self._news.notify_all()
 
     def take_now(self, want: Want) -> tuple[int, Message] | None:
         """Receive if the message is there."""
@@ -290,12 +331,20 @@ class Rank(Membership):
                 self._news.notify_all()
         self._revoke_useless()
 
-    def deliver(self, context: int, source: Peer, message: Message) -> None:
+    def deliver(self, context: int, source: Peer, message: Message, target: Target | None = None) -> None:
         if message.kind is Kind.REVOKE:
             self.revoke(context)
         with self._news:
+            if target is not None:
+                target.interrupt = None
+                self._news.notify_all()
             if source.generation != self.generation(source.rank):  # its replacement is there already
                 return
+            if target is not None:
+                if self._inbox.is_offered(target):
+                    target.message = message
+                    return
+                message = message.received()  # its receive has failed, and gets its memory back
             revokes = message.kind is Kind.REVOKE
             if not revokes and self._early.is_early(context) and self._inbox.is_revoked((context,)):
                 return  # it will never be taken

@@ -117,7 +117,14 @@ class ServerLink:
         return self._network.start_send(self._servers[position], message)
 
     def _answer(self, position: int) -> Message:
-        return self._network.receive(self._servers[position])[1]
+        server, target = self._servers[position], self._target(position)
+        if target is None:
+            return self._network.receive(server)[1]
+        return self._network.receive_into(target, server)
+
+    def _target(self, position: int) -> Tensor | None:
+        """Return where an answer of the size of a shard is written in the end, if nothing reads it before."""
+        return None
 
 
 class PushPull(ServerLink, Stateful):
@@ -235,6 +242,9 @@ class PushPull(ServerLink, Stateful):
             self._move_gradients()
         return stop
 
+    def _target(self, position: int) -> Tensor | None:
+        return None if self._overwrite is None else self._parameters[position]
+
     def _take_answers(self, answers: Sequence[Message] = ()) -> bool:
         """Receive the servers' answers; wait for them if necessary."""
         reached, anyone_stops, overwrite = None, False, self._overwrite
@@ -347,6 +357,10 @@ class OverlappedPushPull(PushPull):
             self._awaited[position].extend(pairwise(places))
             return answer._replace(tensor=None)
         return answer
+
+    def _target(self, position: int) -> Tensor | None:
+        in_parts = self._cuts[position] or self._awaited[position]
+        return None if in_parts else super()._target(position)
 
     def _take_part(self, position: int) -> None:
         start, stop = self._awaited[position][0]

@@ -6,7 +6,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message, Reason
+from polyrhythm.communication.transports.inbox import Target, Want
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.tcp.handshake import TcpCard
 from polyrhythm.communication.transports.tcp.incoming_links import IncomingTcpLinks
@@ -49,9 +50,12 @@ class Ends:
 
 @contextmanager
 def linked(
-    address: str = "127.0.0.1", key: bytes = b"secret", patience_s: float = PATIENCE_S
+    address: str = "127.0.0.1",
+    key: bytes = b"secret",
+    patience_s: float = PATIENCE_S,
+    heard: Heard | None = None,
 ) -> Iterator[Ends]:
-    sent, heard = Heard(), Heard()
+    sent, heard = Heard(), heard or Heard()
     sent.patience_s = heard.patience_s = patience_s
     source, target = (
         IncomingTcpLinks(peer, address, key, membership)
@@ -160,6 +164,48 @@ def test_connections_that_break_anywhere_lose_and_double_nothing(seed: int) -> N
     assert ends.proxy.connections > 3
     assert ends.sent.deaf.empty()
     assert ends.heard.lost.empty()
+
+
+class Waiting(Heard):
+    """A membership in which a receive waits with memory for each long message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = 0
+
+    def target(self, context: int, source: Peer, message: Message, interrupt: Callable[[], None]) -> Target:
+        assert message.tensor is not None
+        memory = torch.full_like(message.tensor, -1.0)
+        return Target(Want(context, source.rank, message.tag, (3, 4)), memory)
+
+    def release(self, target: Target) -> None:
+        target.tensor.fill_(-2.0)
+
+    def deliver(self, context: int, source: Peer, message: Message, target: Target | None = None) -> None:
+        assert target is None or message.tensor is target.tensor
+        self.whole += target is not None
+        super().deliver(context, source, message)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_connections_that_break_under_payloads_for_waiting_receives(seed: int) -> None:
+    draw, heard, count = random.Random(seed), Waiting(), 40
+    with linked(heard=heard) as ends:
+        handles = []
+        for number in range(count):
+            if number % 4 == 0:
+                ends.proxy.cut_after(draw.choice([300, 5000, 100_000, 300_000]))
+            tensor = torch.full((40_000,), float(number))
+            handles.append(ends.link.start_send(Message(Kind.PUSH, tensor, step=number), 0))
+        for number in range(count):
+            message = heard.next()
+            assert message.step == number
+            assert torch.equal(message.tensor, torch.full((40_000,), float(number)))
+        for handle in handles:
+            handle.wait(PATIENCE_S)
+    assert heard.messages.empty()
+    assert heard.whole == count
+    assert ends.proxy.connections > 1
 
 
 @pytest.mark.parametrize("elements", [10, LONG])

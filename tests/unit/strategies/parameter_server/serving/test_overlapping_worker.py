@@ -43,6 +43,10 @@ class Script:
     def receive(self, source):
         return source, self.said[source].pop(0)
 
+    def receive_into(self, target, source):
+        target.fill_(float("nan"))  # anything may be there while the message arrives
+        return self.said[source].pop(0)
+
 
 def made():
     """A worker of two servers with 10 numbers in buckets of 4, 2 and 4: the servers' shards have 5 each."""
@@ -77,6 +81,16 @@ def stepped(network, flat, part, learning_rate=None):
     flat.zero_gradients()
     network.said[2] += [answer(0, 10.0, 11.0, 12.0, 13.0), answer(4, 14.0)]
     network.said[3] += [answer(0, 15.0), answer(1, 16.0, 17.0, 18.0, 19.0)]
+
+
+def test_answers_in_parts_change_nothing_but_what_is_awaited():
+    network, flat, part = made()
+    flat.vector.copy_(torch.arange(10.0))
+    stepped(network, flat, part)
+    assert flat.vector.tolist() == list(range(10))
+    part.begin(Step(1))
+    part.before_use(2)
+    assert flat.vector.tolist() == [10.0, 11.0, 12.0, 13.0, *range(4, 10)]
 
 
 def test_parameters_that_were_used_unannounced_are_refused():
