@@ -231,14 +231,16 @@ class InputWaited(Event):
 
     Attributes:
         worker: index among the workers, from 0.
-        seconds: seconds of waiting.
-        busy_s: processor time of all threads of its process in these seconds: much of it if images are decoded and
-            augmented, little if they are read.
+        seconds: seconds of waiting between steps.
+        busy_s: processor time of all threads of its process while it waited, in tests as well: much of it if images are
+            decoded and augmented, little if they are read.
+        testing_s: seconds of waiting for the images of tests.
     """
 
     worker: int
     seconds: float
     busy_s: float
+    testing_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

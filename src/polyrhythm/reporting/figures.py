@@ -653,11 +653,13 @@ class InputWaits:
 
     seconds: float = 0.0
     busy_s: float = 0.0
+    testing_s: float = 0.0
 
     def add(self, event: InputWaited) -> None:
         """Add a report."""
         self.seconds += event.seconds
         self.busy_s += event.busy_s
+        self.testing_s += event.testing_s
 
 
 class CacheFigures:

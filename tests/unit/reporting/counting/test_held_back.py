@@ -289,6 +289,27 @@ def test_slow_disks_are_told_from_heavy_decoding(busy_s: float, name: str) -> No
     assert told.compute_share == pytest.approx(0.6)
 
 
+def test_images_of_tests_count_as_reading_and_not_as_tests() -> None:
+    """Ten steps of a second, five seconds of testing of which worker 0 read for four, ten steps, two of them waits."""
+    figures = ten_steps([(10, 0), (10, 0)], servers=0)
+    figures.add(Evaluated(time_s=15, epoch=1, test_loss=1.0, test_top1=0.5, test_top5=0.9))
+    for worker, testing_s in enumerate((4.0, 1.0)):
+        figures.add(
+            WorkerProgress(
+                time_s=25, worker=worker, epoch=1, step=20, steps=10, images=10, loss=1.0, learning_rate=0.1
+            )
+        )
+        figures.add(InputWaited(time_s=25, worker=worker, seconds=2.0, busy_s=0.1, testing_s=testing_s))
+    told = held_back(figures)
+    assert told is not None
+    assert (told.cause, told.bottleneck) == ("input", "reading of images")
+    assert told.input_share == pytest.approx(6 / 25)
+    assert told.tested_images_share == pytest.approx(4 / 25)
+    assert told.testing_share == pytest.approx(1 / 25)
+    assert told.gain == pytest.approx(25 / 19 - 1)
+    assert told.compute_share == pytest.approx(18 / 25)
+
+
 def test_servers_say_what_they_have_done_until_the_end() -> None:
     events = simulated(
         make_job("backup_workers(servers=2)", 3), ConstantCluster(step_s=lambda w: 0.01 * (1 + w))
