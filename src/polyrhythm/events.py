@@ -158,6 +158,8 @@ class WorkerProgress(Event):
         stage_s: seconds of `wait_s` spent waiting for other stages of a pipeline.
         exchange_s: seconds of `wait_s` for the exchanges alone, without waiting for slower workers: low waits of single
             steps, times the steps. 0: unknown.
+        exchange_processor_s: seconds of `exchange_s` in which it was ready to run, and the processor was busy with
+            other processes.
         processor_s: seconds of this period, without `wait_s`, in which it was ready to run, and the processor was busy
             with other processes.
     """
@@ -172,6 +174,7 @@ class WorkerProgress(Event):
     wait_s: float = 0.0
     stage_s: float = 0.0
     exchange_s: float = 0.0
+    exchange_processor_s: float = 0.0
     processor_s: float = 0.0
 
 

@@ -13,8 +13,9 @@ the step less what it would be without:
     without the exchange            T - x
     without waits of k a step       T - (M - M of the own parts less k) - min(U, (N - 1) k)     for batches, for cores
 
-A rare wait of one worker is a wait of all others, hence N - 1. Exchanges on busy cores take longer as well, which is
-not counted: a thread that looks for messages waits for a core without loss.
+A rare wait of one worker is a wait of all others, hence N - 1. Exchanges on busy cores take longer as well: k has the
+part of x for which the last worker's thread waits for a core. A thread that looks for messages of slower workers waits
+for a core without loss.
 
     the run's length = computing + waiting + nothing left to do
     waiting          = for the processor + for slower workers + for other stages + for servers + for the network
@@ -350,6 +351,12 @@ def _slower_s(totals: dict[int, Stretch]) -> float:
     return max(0.0, waited_s - least_s * _steps(totals))
 
 
+def _without_core(totals: dict[int, Stretch]) -> float:
+    """Return the share of exchanges in which workers waited for a core."""
+    exchange_s = sum(total.exchange_s for total in totals.values())
+    return sum(total.exchange_processor_s for total in totals.values()) / exchange_s if exchange_s else 0.0
+
+
 def held_back(figures: RunFigures) -> Bottleneck | None:
     """Find out what held a run back, since it last had other workers; None before the first report of a step."""
     figures = figures.latest
@@ -381,9 +388,10 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
     tested = other.pop(_TESTED)
     other["input"] += tested
     compute = sum(parts["computing"] for parts in own.values()) / seconds
-    processor = other["processor"]
+    queued = max(0.0, waited_s - stage_s - slower_s - server_s) / seconds * _without_core(totals)
+    processor = other["processor"] + queued
     slower, stage, server = slower_s / seconds, stage_s / seconds, server_s / seconds
-    exchange = (waited_s - stage_s - slower_s) / seconds
+    exchange = (waited_s - stage_s - slower_s) / seconds - queued
     busy, queue = max(
         ((load.busy_share, load.queue) for load in figures.server_loads.values()), default=(0.0, 0.0)
     )
@@ -395,6 +403,7 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
         costs |= _costs_in_groups(groups, own, inside_s, seconds)
     elif slower > idle and not free_running:
         costs |= _costs_in_lockstep(totals, own, slower, seconds)
+    costs["processor"] += queued
     causes = {name: _cause(name, figures, own, totals, busy, queue) for name in costs}
     # Fewer ranks or threads on the same cores do not compute as much as they would on more cores.
     gains = {

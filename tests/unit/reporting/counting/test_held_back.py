@@ -459,6 +459,21 @@ def test_other_programs_are_told_from_too_many_processes_and_threads(
     assert told.cause == "processor"
 
 
+def test_exchanges_on_cores_of_other_programs_are_no_slow_network() -> None:
+    """Exchanges take 5 of 10 s, 4 of which workers wait for a core; they compute for 4 s and wait for one in 1 s."""
+    figures = ten_steps([(5, 5), (5, 5)], servers=0)
+    assert figures.started is not None
+    figures.started = replace(figures.started, threads=1, cores=2)
+    for series in figures.workers.values():
+        series.last.exchange_s, series.last.exchange_processor_s, series.last.processor_s = 5.0, 4.0, 1.0
+    told = held_back(figures)
+    assert told is not None
+    assert told.bottleneck == "other programs on the same cores"
+    assert (told.processor_share, told.network_share) == (pytest.approx(0.5), pytest.approx(0.1))
+    assert told.gains["other programs on the same cores"] == pytest.approx(1.0)
+    assert told.gains["the network"] == pytest.approx(1 / 0.9 - 1)
+
+
 def test_low_waits_of_single_steps_tell_unequal_steps_from_a_slow_network() -> None:
     """Both workers wait 4 of 10 s: for each other, if the last one at an exchange waits a tenth of that."""
     figures = ten_steps([(6, 4), (6, 4)], servers=0)
