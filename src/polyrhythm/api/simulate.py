@@ -193,6 +193,7 @@ def paced_for(where: Cluster, config: RunConfig) -> Cluster:
     Raises:
         RequestError: the run's data or model is not available, or its steps cannot be predicted from the cluster's.
     """
+    _check_precision(where, config)
     of = where.step_of
     model = name_of(config.model).split("(")[0]
     limits = network_limits(config)
@@ -238,6 +239,25 @@ def paced_for(where: Cluster, config: RunConfig) -> Cluster:
     return where.model_copy(update={"step_factor": factor})
 
 
+def _check_precision(where: Cluster, config: RunConfig) -> None:
+    """Reject a requested precision other than that of the cluster's step; log a warning where that is unknown.
+
+    Compute does not become faster by a factor that follows from the precision. Gradients stay in float32, unless
+    `transfer` or `compress` has another.
+    """
+    measured = where.step_of.precision if where.step_of is not None else ""
+    if config.precision in ("auto", measured):
+        return
+    remedy = (
+        f"only a measurement gives the time in {config.precision}: `polyrhythm profile --precision "
+        f"{config.precision}`, or --step-time"
+    )
+    if measured:
+        raise RequestError(f"cluster {where.name}: its steps were computed in {measured}; {remedy}")
+    if config.precision != "float32":
+        _log.warning("cluster %s: the precision of its steps is unknown; %s", where.name, remedy)
+
+
 def network_limits(config: RunConfig) -> tuple[str, ...]:
     """Return why the steps of a run's network do not follow from its shapes; empty for networks with a name."""
     if is_fixed(config.model):
@@ -265,7 +285,12 @@ def at_its_pace(where: Cluster, config: RunConfig) -> Cluster:
     if where.step_of is not None and where.step_of.factor(1.0) is not None:
         return where
     work = multiply_adds_of(config) / where.step_factor
-    of = StepWork(model=name_of(config.model), batch_size=config.worker_batch, multiply_adds=work)
+    of = StepWork(
+        model=name_of(config.model),
+        batch_size=config.worker_batch,
+        precision="" if config.precision == "auto" else config.precision,
+        multiply_adds=work,
+    )
     return where.model_copy(update={"step_of": of})
 
 

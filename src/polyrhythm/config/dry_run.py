@@ -54,7 +54,6 @@ LEARNING_ONLY = (
     "distill",
     "label_smoothing",
     "weight_average",
-    "precision",
     "device",
     "cache",
     "decoded",

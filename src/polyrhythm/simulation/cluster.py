@@ -225,6 +225,7 @@ class StepWork(Described):
     Attributes:
         model: model that was measured, for people.
         batch_size: batch size of a worker in that step, for people.
+        precision: precision of that step; empty: unknown.
         multiply_adds: multiply-add operations of the whole step that was measured, forward and backward.
         overhead_share: o, the share of that step that does not grow with its arithmetic.
         peak_multiply_adds_per_s: peak multiply-add operations per second of a host of speed 1.
@@ -236,6 +237,7 @@ class StepWork(Described):
 
     model: str = ""
     batch_size: Count | None = None
+    precision: str = ""
     multiply_adds: Positive | None = None
     overhead_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     peak_multiply_adds_per_s: Positive | None = None
