@@ -26,7 +26,7 @@ from importlib.resources.abc import Traversable
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -265,6 +265,18 @@ class StepWork(Described):
         return None
 
 
+Unknown = Literal[
+    "step_time",
+    "spread",
+    "nic_bandwidth",
+    "nic_latency",
+    "inside_bandwidth",
+    "server_bandwidth",
+    "server_update",
+]
+"""A value that `calibrate` fits."""
+
+
 class Cluster(Described):
     """A cluster.
 
@@ -291,6 +303,7 @@ class Cluster(Described):
         prices: a ready price list, or the file of one, for hosts that name their `machine`.
         currency: currency of its prices; that of `prices` if it is empty.
         faults: faults that occur.
+        fitted: 80 % intervals of values that were fitted to throughputs, relative to the value; None: no limit.
     """
 
     name: str
@@ -311,6 +324,7 @@ class Cluster(Described):
     prices: str | None = None
     currency: str = ""
     faults: Faults = ()
+    fitted: dict[Unknown, tuple[Positive | None, Positive | None]] = {}
 
     @cached_property
     def machines(self) -> tuple[HostKind, ...]:
