@@ -158,6 +158,8 @@ class WorkerProgress(Event):
         stage_s: seconds of `wait_s` spent waiting for other stages of a pipeline.
         exchange_s: seconds of `wait_s` for the exchanges alone, without waiting for slower workers: low waits of single
             steps, times the steps. 0: unknown.
+        exchange_processor_s: seconds of `exchange_s` in which it was ready to run, and the processor was busy with
+            other processes.
         processor_s: seconds of this period, without `wait_s`, in which it was ready to run, and the processor was busy
             with other processes.
     """
@@ -172,6 +174,7 @@ class WorkerProgress(Event):
     wait_s: float = 0.0
     stage_s: float = 0.0
     exchange_s: float = 0.0
+    exchange_processor_s: float = 0.0
     processor_s: float = 0.0
 
 
@@ -231,14 +234,16 @@ class InputWaited(Event):
 
     Attributes:
         worker: index among the workers, from 0.
-        seconds: seconds of waiting.
-        busy_s: processor time of all threads of its process in these seconds: much of it if images are decoded and
-            augmented, little if they are read.
+        seconds: seconds of waiting between steps.
+        busy_s: processor time of all threads of its process while it waited, in tests as well: much of it if images are
+            decoded and augmented, little if they are read.
+        testing_s: seconds of waiting for the images of tests.
     """
 
     worker: int
     seconds: float
     busy_s: float
+    testing_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,8 @@ def test_a_profile_can_be_simulated(tmp_path: Path) -> None:
     assert cluster.inside.bandwidth_bytes_per_s == figures["inside"]["bandwidth_bytes_per_s"]
     assert figures["step_s"] > max(figures["forward_s"], figures["backward_s"]) > 0
     assert sum(layer["parameters"] for layer in figures["layers"]) == 64 * 64 + 64 + 64 * 10 + 10
+    assert cluster.step_of is not None
+    assert cluster.step_of.precision == "float32"
     assert again.complaint == "here.yaml exists: name another file with --out, or remove it"
     (tmp_path / "steady.yaml").write_text(re.sub(r"sigma=[\d.e-]+", "sigma=0", written))
     names = ("here", "steady")

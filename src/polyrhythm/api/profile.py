@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
 
+import torch
+
 from polyrhythm.api.loop.loop_profile import PROFILE_VARIABLE
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
@@ -44,6 +46,7 @@ from polyrhythm.planning.step import (
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.simulation.cluster import MeasuredLayer, StepWork, cluster_text
 from polyrhythm.specs import Spec
+from polyrhythm.training.forward_pass import Precision
 from polyrhythm.user_files import check_new_file
 
 _log = logging.getLogger(__name__)
@@ -212,7 +215,13 @@ def step_of(config: RunConfig, job: Job, steps: int, step: StepProfile) -> StepW
     limits = (*dependent(shapes, shape), *measured_limits(1, step.varied))
     for reason in (*limits, *embedded(shapes)):
         _log.warning("%s: %s", job.model_name, reason)
-    alone = StepWork(model=name_of(config.model), batch_size=config.batch_size, limits=limits)
+    dtype = Precision.choose(config.precision, torch.device(job.device)).dtype
+    alone = StepWork(
+        model=name_of(config.model),
+        batch_size=config.batch_size,
+        precision=str(dtype).removeprefix("torch."),
+        limits=limits,
+    )
     if limits:
         return alone
     try:

@@ -52,13 +52,15 @@ from polyrhythm.partition.outlook import Pace, PipelineForecast
 from polyrhythm.planning.analysis import step_multiply_adds
 from polyrhythm.planning.limits import limits_of
 from polyrhythm.reporting.event_log import Observer
+from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster, StepWork, cluster_text, doubts_of_steps, open_cluster
+from polyrhythm.simulation.fitted import value_of, with_values
 from polyrhythm.simulation.injection.fault import Fault, parse_faults
 from polyrhythm.simulation.layout import Layout, lay_out
-from polyrhythm.simulation.run import simulate_on
+from polyrhythm.simulation.run import simulate_dry_on, simulate_on
 from polyrhythm.simulation.simulated_run import Wiring, check_slowness
 from polyrhythm.simulation.step_time import STEP_TIMES, StepTime, generator_for_rank
 from polyrhythm.simulation.timeline import Timeline
@@ -193,6 +195,7 @@ def paced_for(where: Cluster, config: RunConfig) -> Cluster:
     Raises:
         RequestError: the run's data or model is not available, or its steps cannot be predicted from the cluster's.
     """
+    _check_precision(where, config)
     of = where.step_of
     model = name_of(config.model).split("(")[0]
     limits = network_limits(config)
@@ -238,6 +241,25 @@ def paced_for(where: Cluster, config: RunConfig) -> Cluster:
     return where.model_copy(update={"step_factor": factor})
 
 
+def _check_precision(where: Cluster, config: RunConfig) -> None:
+    """Reject a requested precision other than that of the cluster's step; log a warning where that is unknown.
+
+    Compute does not become faster by a factor that follows from the precision. Gradients stay in float32, unless
+    `transfer` or `compress` has another.
+    """
+    measured = where.step_of.precision if where.step_of is not None else ""
+    if config.precision in ("auto", measured):
+        return
+    remedy = (
+        f"only a measurement gives the time in {config.precision}: `polyrhythm profile --precision "
+        f"{config.precision}`, or --step-time"
+    )
+    if measured:
+        raise RequestError(f"cluster {where.name}: its steps were computed in {measured}; {remedy}")
+    if config.precision != "float32":
+        _log.warning("cluster %s: the precision of its steps is unknown; %s", where.name, remedy)
+
+
 def network_limits(config: RunConfig) -> tuple[str, ...]:
     """Return why the steps of a run's network do not follow from its shapes; empty for networks with a name."""
     if is_fixed(config.model):
@@ -265,7 +287,12 @@ def at_its_pace(where: Cluster, config: RunConfig) -> Cluster:
     if where.step_of is not None and where.step_of.factor(1.0) is not None:
         return where
     work = multiply_adds_of(config) / where.step_factor
-    of = StepWork(model=name_of(config.model), batch_size=config.worker_batch, multiply_adds=work)
+    of = StepWork(
+        model=name_of(config.model),
+        batch_size=config.worker_batch,
+        precision="" if config.precision == "auto" else config.precision,
+        multiply_adds=work,
+    )
     return where.model_copy(update={"step_of": of})
 
 
@@ -466,9 +493,11 @@ def _dry_run(asked: _Arguments, foreseen: PipelineForecast | None) -> Run:
     def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
         play_trial(trial, dry_run.seed, emit, stop=stop, timeline=timeline)
 
+    known: dict[str, Any] = {"gradients": "none", "run": str(folder)}
+    if asked.where.fitted:
+        known["calibrated_within"] = calibrated_within(asked.where, dry_run)
     if steps is None and config.updates is None:
         config = config.model_copy(update={"epochs": dry_run.epochs})
-    known: dict[str, Any] = {"gradients": "none", "run": str(folder)}
     if steps is not None:
         known["epochs"] = round(steps * config.workers * config.worker_batch / images, 3)
     claim = create_folder_for(folder, config, "none")
@@ -476,6 +505,45 @@ def _dry_run(asked: _Arguments, foreseen: PipelineForecast | None) -> Run:
         _report_whether_compression_pays(layout, dry_run, dry_run.sizes.shapes, dry_run.sizes.dtype, observed)
         _played(layout, folder, observed, play, known, foreseen=foreseen)
     return observed.run()
+
+
+_FEW_STEPS = 10
+"""Steps of the dry runs that compare throughputs on nearly equal clusters."""
+_FAR, _FELT = 100.0, 1e-3
+"""Factor that stands for no limit of a fitted value, and by what share a value changes the throughput if it matters."""
+
+
+def calibrated_within(where: Cluster, dry_run: DryRun) -> list[float] | None:
+    """Return the 80 % interval of a dry run's images/s, relative to it, by those of the cluster's fitted values.
+
+    Each value is set to its two ends in short dry runs. Their effects add up as those of independent values do, so
+    the interval is too wide where fitted values compensate each other.
+
+    Args:
+        where: the cluster.
+        dry_run: dry run.
+
+    Returns:
+        Lower and upper limit; None where a value that matters has no limit.
+    """
+    every = dry_run.strategy.traits(dry_run.workers).exchange_every
+    short = replace(dry_run, steps=max(1, min(dry_run.steps, max(_FEW_STEPS, 2 * every))))
+
+    def rate(cluster: Cluster) -> float:
+        figures = RunFigures()
+        simulate_dry_on(laid_out(cluster, short), short, figures.add)
+        return figures.images_per_s
+
+    where = where.model_copy(update={"faults": ()})
+    base = rate(where)
+    below = above = 0.0
+    for name, ends in where.fitted.items():
+        for end, factor in zip(ends, (1 / _FAR, _FAR), strict=True):
+            change = rate(with_values(where, {name: value_of(where, name) * (end or factor)})) / base - 1
+            if end is None and abs(change) > _FELT:
+                return None
+            below, above = below + min(0.0, change) ** 2, above + max(0.0, change) ** 2
+    return [1 - min(1.0, below**0.5), 1 + above**0.5]
 
 
 def _report_whether_compression_pays(

@@ -42,6 +42,7 @@ from polyrhythm.reporting.held_back import (
     SLOWER,
     TESTS,
     UNEVEN,
+    Bottleneck,
     held_back,
     own_parts,
 )
@@ -244,7 +245,7 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
             gains[what] = gain_of(free[0].images_per_s) if free else 0.0
     causes: list[Cause] = []
     for what, gain in gains.items():
-        if what in _INPUTS and (saved := _kept_images(config, figures, gain)):
+        if what in _INPUTS and bound and (saved := _kept_images(config, figures, bound, gain)):
             changes.append(replace(saved, images_per_s=base * (1 + saved.gain)))
             relieves[saved.what] = _INPUTS
         elif what == TESTS and config.evaluation == "in_place":
@@ -348,8 +349,10 @@ def _changed(where: Cluster, **changed: Any) -> Cluster:
     return Cluster(**{**{name: getattr(where, name) for name in Cluster.model_fields}, **changed})
 
 
-def _kept_images(config: RunConfig, figures: RunFigures, gain: float) -> Change | None:
+def _kept_images(config: RunConfig, figures: RunFigures, bound: Bottleneck, gain: float) -> Change | None:
     """Return the change that keeps decoded images, so that only the first epoch waits for them.
+
+    Files hold images of training and tests, memory those of training only.
 
     Returns:
         None where they are kept, or the images are none that are decoded from files.
@@ -357,7 +360,8 @@ def _kept_images(config: RunConfig, figures: RunFigures, gain: float) -> Change 
     Args:
         config: configuration of the run.
         figures: statistics of the run.
-        gain: gain of a run without any wait for batches.
+        bound: bottleneck of the run.
+        gain: gain of a run without any wait for images.
     """
     if config.decoded is not None or (config.cache != "none" and not figures.cache):
         return None
@@ -370,7 +374,8 @@ def _kept_images(config: RunConfig, figures: RunFigures, gain: float) -> Change 
             options={},
         )
     epochs = config.epochs or 1
-    after = epochs / (1 + (epochs - 1) / (1 + gain)) - 1
+    later = min(1.0, 1 / (1 + gain) + bound.tested_images_share)
+    after = epochs / (1 + (epochs - 1) * later) - 1
     return Change(
         what="--cache auto", images_per_s=0.0, gain=after, caution="takes memory", options={"cache": "auto"}
     )

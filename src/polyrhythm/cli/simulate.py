@@ -121,6 +121,8 @@ def _print_result(folder: Any, figures: dict[str, Any]) -> None:
         "trained in" if learns else "dry run in",
         f"{duration(figures['seconds'])} of virtual time at {figures['images_per_s']:,.0f} images/s{sustained}",
     )
+    if "calibrated_within" in figures:
+        print_labeled("interval", _interval(figures["images_per_s"], figures["calibrated_within"]))
     print_bottleneck(figures)
     print_left_out(figures)
     print_timings(figures)
@@ -130,6 +132,13 @@ def _print_result(folder: Any, figures: dict[str, Any]) -> None:
     print_report_path(folder)
     if (folder / "trace.json").exists():
         print_labeled("timeline", f"{folder}/trace.json (for ui.perfetto.dev)")
+
+
+def _interval(images_per_s: float, within: list[float] | None) -> str:
+    if within is None:
+        return "unknown: a value that the throughput depends on was not determined by `calibrate`"
+    low, high = (images_per_s * end for end in within)
+    return f"{low:,.0f} to {high:,.0f} images/s (80 %), by the calibration alone"
 
 
 FAILED = 1

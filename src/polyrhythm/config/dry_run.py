@@ -55,7 +55,6 @@ LEARNING_ONLY = (
     "distill",
     "label_smoothing",
     "weight_average",
-    "precision",
     "device",
     "cache",
     "decoded",

@@ -272,6 +272,11 @@ class Controller:
         return True
 
     @property
+    def doubts(self) -> bool:
+        """Whether the next measurement decides on a deviation of the last one."""
+        return self._careful and any(self._off)
+
+    @property
     def unevenness(self) -> float:
         """By what share the slowest worker's image takes longer than the fastest one's."""
         each = [slow * shape.per_image for slow, shape in zip(self._slowness, self._shapes, strict=True)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -166,8 +166,11 @@ class PartOfBatch(Batch):
         return max(0, -(-(len(self.labels) - self.place) // self.workers))
 
 
-class BatchWaits:
-    """Time for which batches were waited for since the last call of `taken`."""
+_Images = TypeVar("_Images", Batch, Tensor)
+
+
+class ImageWaits:
+    """Time for which batches or images were waited for since the last call of `taken`."""
 
     def __init__(self) -> None:
         self._seconds = self._busy_s = 0.0
@@ -178,10 +181,10 @@ class BatchWaits:
         self._seconds = self._busy_s = 0.0
         return waited
 
-    def of(self, batch: Callable[[], Batch]) -> Batch:
-        """Return a batch, and count the time until it is ready."""
+    def of(self, made: Callable[[], _Images]) -> _Images:
+        """Return the result of a call, and count the time until it is ready."""
         began_s, used_s = time.perf_counter(), time.process_time()
-        found = batch()
+        found = made()
         self._seconds += time.perf_counter() - began_s
         self._busy_s += time.process_time() - used_s
         return found
@@ -228,7 +231,7 @@ class Loader:
         self._kept = None if kept is None or kept.is_finished else kept
         self._only_gathers = kept is not None and transform is None and mixer is None
         self.side: int | None = None
-        self.waits = BatchWaits()
+        self.waits = ImageWaits()
         self.labels_only = False
 
     @property
@@ -352,7 +355,7 @@ class Loader:
 
 
 def _prepared_ahead(
-    make: Callable[[int], Batch], steps: range, ahead: int, waits: BatchWaits
+    make: Callable[[int], Batch], steps: range, ahead: int, waits: ImageWaits
 ) -> Generator[Batch, None, None]:
     # One thread makes the batches in order; while the caller holds k, k+1 … k+ahead are made or waiting.
     with ThreadPoolExecutor(1, thread_name_prefix="polyrhythm-loader") as thread:
@@ -375,7 +378,7 @@ def _drawn_ahead(
     batches: Iterator[tuple[int, DrawnBatch]],
     ready: Callable[[], bool],
     ahead: int,
-    waits: BatchWaits,
+    waits: ImageWaits,
 ) -> Generator[Batch, None, None]:
     # As above, with as many made ahead as have been drawn; the caller waits for a draw only when it has no batch left.
     with ThreadPoolExecutor(1, thread_name_prefix="polyrhythm-loader") as thread:

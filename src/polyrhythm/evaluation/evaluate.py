@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyrhythm.data.dataset import read_readable
+from polyrhythm.data.dataset import TensorSplit, read_readable
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from polyrhythm.data.dataset import Split
+    from polyrhythm.data.loader import ImageWaits
 
 
 _TENSORS = {"confusion": torch.int64, "predicted": torch.int64, "probability": torch.float32}
@@ -192,10 +193,12 @@ class InDtype:
     Attributes:
         split: the images as they are.
         dtype: dtype of the model.
+        waits: time for which images that are not in memory were waited for.
     """
 
     split: Split
     dtype: torch.dtype
+    waits: ImageWaits
 
     def __len__(self) -> int:
         return len(self.split)
@@ -207,7 +210,9 @@ class InDtype:
 
     def images(self, indices: Tensor) -> Tensor:
         """Return the images of these indices, (B, C, H, W)."""
-        return self.split.images(indices).to(self.dtype)
+        if isinstance(self.split, TensorSplit):
+            return self.split.images(indices).to(self.dtype)
+        return self.waits.of(lambda: self.split.images(indices)).to(self.dtype)
 
 
 _NOT_READ = -1

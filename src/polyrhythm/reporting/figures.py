@@ -211,6 +211,7 @@ class RunFigures:
             wait_s=event.wait_s,
             stage_s=event.stage_s,
             exchange_s=event.exchange_s,
+            exchange_processor_s=event.exchange_processor_s,
             processor_s=event.processor_s,
         )
         if event.worker in self.workers:
@@ -427,6 +428,7 @@ class Stretch:
         wait_s: seconds of it that were spent waiting for others.
         stage_s: seconds of `wait_s` spent waiting for other stages of a pipeline.
         exchange_s: seconds of `wait_s` that the exchanges themselves took; 0: unknown.
+        exchange_processor_s: seconds of these in which the processor was busy with others.
         processor_s: seconds of it, without `wait_s`, in which the processor was busy with others.
     """
 
@@ -442,6 +444,7 @@ class Stretch:
     wait_s: float
     stage_s: float = 0.0
     exchange_s: float = 0.0
+    exchange_processor_s: float = 0.0
     processor_s: float = 0.0
 
     @property
@@ -486,6 +489,7 @@ def merged(first: Stretch, *others: Stretch) -> Stretch:
         wait_s=sum([each.wait_s for each in every]),
         stage_s=sum([each.stage_s for each in every]),
         exchange_s=sum([each.exchange_s for each in every]),
+        exchange_processor_s=sum([each.exchange_processor_s for each in every]),
         processor_s=sum([each.processor_s for each in every]),
     )
 
@@ -653,11 +657,13 @@ class InputWaits:
 
     seconds: float = 0.0
     busy_s: float = 0.0
+    testing_s: float = 0.0
 
     def add(self, event: InputWaited) -> None:
         """Add a report."""
         self.seconds += event.seconds
         self.busy_s += event.busy_s
+        self.testing_s += event.testing_s
 
 
 class CacheFigures:

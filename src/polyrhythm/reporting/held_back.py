@@ -13,8 +13,9 @@ the step less what it would be without:
     without the exchange            T - x
     without waits of k a step       T - (M - M of the own parts less k) - min(U, (N - 1) k)     for batches, for cores
 
-A rare wait of one worker is a wait of all others, hence N - 1. Exchanges on busy cores take longer as well, which is
-not counted: a thread that looks for messages waits for a core without loss.
+A rare wait of one worker is a wait of all others, hence N - 1. Exchanges on busy cores take longer as well: k has the
+part of x for which the last worker's thread waits for a core. A thread that looks for messages of slower workers waits
+for a core without loss.
 
     the run's length = computing + waiting + nothing left to do
     waiting          = for the processor + for slower workers + for other stages + for servers + for the network
@@ -23,9 +24,10 @@ not counted: a thread that looks for messages waits for a core without loss.
 All shares are of the run's length, over all workers, and add up to 1. What each is taken from:
 
 - The processor: time for which a worker's thread was ready but not running, with more processes than cores.
-- Tests: from the last report of any worker's step to the event of the test, where steps follow.
-- Batches: the time until each is there, if it is not gathered in memory alone. Images are decoded if the process
-  computed for a fifth of that time, and read if it did not.
+- Tests: from the last report of any worker's step to the event of the test, where steps follow, without the time for
+  which the worker that tests longest waited for images.
+- Batches: the time until each is there, if it is not gathered in memory alone, and the images of tests. Images are
+  decoded if the process computed for a fifth of that time, and read if it did not.
 - Other stages of a pipeline: what its workers waited inside their passes.
 - Slower workers, with servers: time for which servers have held gradients until others' arrived. Where workers wait
   for each other without servers, the last one waits for the network only: low waits of single steps are taken to be the
@@ -138,7 +140,8 @@ class Bottleneck:
         stage_share: share of time spent waiting for other stages of a pipeline.
         processor_share: share of time spent waiting for a processor.
         testing_share: share of time in which the model was tested and no worker took steps.
-        input_share: share of time spent waiting for batches; 0 where it was not measured.
+        input_share: share of time spent waiting for batches and images of tests; 0 where it was not measured.
+        tested_images_share: part of `input_share` spent waiting for images of tests.
         nothing_left_share: share of the time after a worker's last step, while others still had steps to take.
         server_queue: messages in a row that the busiest server found waiting; 0 without servers.
         lock_step: comparison with synchronous training; None: not applicable.
@@ -163,6 +166,7 @@ class Bottleneck:
     processor_share: float = 0.0
     testing_share: float = 0.0
     input_share: float = 0.0
+    tested_images_share: float = 0.0
     gain: float = 0.0
     gains: Mapping[str, float] = field(default_factory=dict)
     remedy_gain: float = 0.0
@@ -181,10 +185,15 @@ class _Cause:
 
 _OWN_COSTS = ("tests", "input", "processor")
 """Causes inside a worker's own part of its steps, which is the rest of its waits for others."""
+_TESTED = "images of tests"
+"""Part of an own part that belongs to `input`, and is as long on all workers."""
 
 
 def own_parts(figures: RunFigures) -> dict[int, dict[str, float]]:
-    """Return the seconds of every worker's own part of its steps, by `tests`, `input`, `processor` and `computing`."""
+    """Return the seconds of every worker's own part of its steps, by causes, the images of tests, and `computing`."""
+    tested_s = min(
+        figures.testing_s, max((each.testing_s for each in figures.input_waits.values()), default=0.0)
+    )
     waited_s = {worker: each.seconds for worker, each in figures.input_waits.items()} or {
         each.worker: each.seconds["data"] for each in figures.timings.of_workers()
     }
@@ -196,7 +205,8 @@ def own_parts(figures: RunFigures) -> dict[int, dict[str, float]]:
         own_s = left_s = max(0.0, total.seconds - total.wait_s)
         parts = {}
         for name, most_s in (
-            ("tests", figures.testing_s),
+            ("tests", figures.testing_s - tested_s),
+            (_TESTED, tested_s),
             ("input", waited_s.get(worker, 0.0)),
             ("processor", total.processor_s),
         ):
@@ -230,7 +240,10 @@ def _costs_in_lockstep(
     unequal_s = max(0.0, slower * step_s - (slowest_s - mean_s))
     costs, left_s = {}, unequal_s
     for name in _OWN_COSTS:
-        without_s = max(of_all[worker] - each[name] for worker, each in parts.items())
+        of_tests = _TESTED if name == "input" else name
+        without_s = max(
+            of_all[worker] - sum(each[part] for part in {name, of_tests}) for worker, each in parts.items()
+        )
         costs[name] = slowest_s - without_s
         if name != "tests":
             mean_cost_s = sum(each[name] for each in parts.values()) / len(parts)
@@ -338,6 +351,12 @@ def _slower_s(totals: dict[int, Stretch]) -> float:
     return max(0.0, waited_s - least_s * _steps(totals))
 
 
+def _without_core(totals: dict[int, Stretch]) -> float:
+    """Return the share of exchanges in which workers waited for a core."""
+    exchange_s = sum(total.exchange_s for total in totals.values())
+    return sum(total.exchange_processor_s for total in totals.values()) / exchange_s if exchange_s else 0.0
+
+
 def held_back(figures: RunFigures) -> Bottleneck | None:
     """Find out what held a run back, since it last had other workers; None before the first report of a step."""
     figures = figures.latest
@@ -365,11 +384,14 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
     inside_s = [_slower_s(group) for group in groups]
     slower_s = min(waited_s - stage_s, slower_s + sum(inside_s))
     server_s = min(server_s, waited_s - stage_s - slower_s)
-    other = {name: sum(parts[name] for parts in own.values()) / seconds for name in _OWN_COSTS}
+    other = {name: sum(parts[name] for parts in own.values()) / seconds for name in (*_OWN_COSTS, _TESTED)}
+    tested = other.pop(_TESTED)
+    other["input"] += tested
     compute = sum(parts["computing"] for parts in own.values()) / seconds
-    processor = other["processor"]
+    queued = max(0.0, waited_s - stage_s - slower_s - server_s) / seconds * _without_core(totals)
+    processor = other["processor"] + queued
     slower, stage, server = slower_s / seconds, stage_s / seconds, server_s / seconds
-    exchange = (waited_s - stage_s - slower_s) / seconds
+    exchange = (waited_s - stage_s - slower_s) / seconds - queued
     busy, queue = max(
         ((load.busy_share, load.queue) for load in figures.server_loads.values()), default=(0.0, 0.0)
     )
@@ -381,6 +403,7 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
         costs |= _costs_in_groups(groups, own, inside_s, seconds)
     elif slower > idle and not free_running:
         costs |= _costs_in_lockstep(totals, own, slower, seconds)
+    costs["processor"] += queued
     causes = {name: _cause(name, figures, own, totals, busy, queue) for name in costs}
     # Fewer ranks or threads on the same cores do not compute as much as they would on more cores.
     gains = {
@@ -442,6 +465,7 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
         processor_share=processor,
         testing_share=other["tests"],
         input_share=other["input"],
+        tested_images_share=tested,
         gain=gain,
         gains={
             causes[name].kind: gains[name]
@@ -608,7 +632,8 @@ def input_kind(figures: RunFigures) -> str:
     waits = figures.input_waits.values()
     if not waits:
         return INPUT
-    busy = sum(each.busy_s for each in waits) >= _COMPUTED * sum(each.seconds for each in waits)
+    waited_s = sum(each.seconds + each.testing_s for each in waits)
+    busy = sum(each.busy_s for each in waits) >= _COMPUTED * waited_s
     return DECODING if busy else READING
 
 

@@ -1,23 +1,24 @@
 """Balance on one worker: its measurements, their exchange, and the shares on which all decide.
 
-    worker 1 ── [ns, images, steps, limit, cost] ──▶ worker 0 ── those of all ──▶ worker 1
+    worker 1 ── [ns, images, steps, limit, cost, left out] ──▶ worker 0 ── those of all ──▶ worker 1
                                  all: the same `Controller` on the same numbers
 
 All workers do this after the same steps, so they change their shares together without further messages. The frequency
 is agreed in the same way: one meeting in six steps, or as many as take 0.2 % of a step; fewer, where these would take
 more than 1 %. A worker that becomes slower has been measured twice within 20 steps, and shares follow; where workers
-do not meet, within 3 (2 d).
+do not meet, their measurements take 2 d steps more.
 
 `auto` does the same, but judges a speed by a quarter of a second of computing at least, since shorter times depend
 on the operating system's scheduler, leaves the longest of several steps out of a measurement, since it may have been
-interrupted, and needs more certainty and gain for other shares (`Controller`).
+interrupted, and needs more certainty and gain for other shares (`Controller`). The next meeting is earlier after a
+longest step of a quarter of a second, and after a measurement that deviates, which the workers then wait for.
 
 Workers that may be s steps ahead of the slowest (SSP) would wait for each other at a meeting, and then push at the same
 moments over the same link. So once shares are stable, or where they began with given ones, they do not meet,
 but send at one step, receive at a later one, when the bound implies that all have sent, and decide at a third:
 
     step k          each sends to worker 0
-    step k + d      worker 0 has received from all of them, and sends to all    d = s + 2
+    step k + d      worker 0 has received from all of them, and sends to all    d = s
     step k + 2 d    each has received from worker 0, and decides
 
 Where workers regroup, all start again with equal shares. With servers a run continues without a failed worker, and
@@ -57,12 +58,9 @@ _FREQUENT_STEPS, _MOST_STEPS, _STEPS_APART = 6, 256, 10
 _LONGEST_APART = 16 * _STEPS_APART
 """Most steps between meetings at which workers at different steps wait for each other; doubled while shares are
 stable."""
-_ON_THE_WAY = 2
-"""Steps beyond the bound after which a worker's message has arrived: it may still be about to send it, or may
-await an answer from the servers in the middle of its next step."""
 _TAG = 1 << 20
 _NS = 1e9
-_LEAVES = [-1, 0, 0, 0, 0]
+_LEAVES = [-1, 0, 0, 0, 0, 0]
 
 
 def balances(
@@ -252,7 +250,7 @@ class Balancer:
         self.group = group
         self._everyone = everyone or workers.size
         self._rests, self._waits = rests, waits
-        self._until_shared = ahead + _ON_THE_WAY if ahead else 0
+        self._until_shared = ahead
         self._meets_every = meets_every
         self._clock: Clock = workers.clock
         self.compute_time = compute_time or self._clock.now
@@ -363,9 +361,10 @@ class Balancer:
 
     @property
     def _settled(self) -> bool:
-        """Whether shares have not changed at the last decision, or began with given ones."""
-        began_with = self._controller is None and bool(self._balance.begins_with)
-        return began_with or self._apart > self._rests
+        """Whether shares have not changed at the last decision and are not in doubt, or began with given ones."""
+        if self._controller is None:
+            return bool(self._balance.begins_with) or self._apart > self._rests
+        return self._apart > self._rests and not self._controller.doubts
 
     def _meetings(self, steps: float) -> int:
         return max(1, ceil(steps / self._meets_every))
@@ -404,10 +403,14 @@ class Balancer:
         if not self._follows:
             return
         self._observe(table)
-        seconds = max(ns / max(1, steps) / _NS for ns, _, steps, _, _ in table)
-        steps = self._steps_to_next(seconds, min(cost for *_, cost in table) / _NS) if seconds > 0 else 1
-        waits = not (self._until_shared and self._settled)
-        self._left += max(self._apart if waits else 0, self._meetings(steps))
+        seconds = max(ns / max(1, steps) / _NS for ns, _, steps, *_ in table)
+        left_out_s = max(longest for *_, longest in table) / _NS
+        if left_out_s >= _LEAST_S:  # long enough for a judgment: perhaps the worker has become slower
+            seconds = max(seconds, left_out_s)
+        steps = self._steps_to_next(seconds, min(cost for *_, cost, _ in table) / _NS) if seconds > 0 else 1
+        doubts = self._controller is not None and self._controller.doubts
+        soon = doubts or (self._until_shared and self._settled)
+        self._left += max(0 if soon else self._apart, self._meetings(steps))
 
     def _observe(self, table: list[list[int]]) -> None:
         if min(ns for ns, *_ in table) <= 0:  # a worker has not computed since the last time
@@ -419,9 +422,9 @@ class Balancer:
             self._controller = Controller(
                 self._batch, len(table), least=self._least, weights=self.sizes, careful=careful
             )
-        self._controller.most = [limit or float("inf") for *_, limit, _ in table]
-        seconds = [ns / steps / _NS for ns, _, steps, _, _ in table]
-        if self._controller.observe(seconds, [images / steps for _, images, steps, _, _ in table]):
+        self._controller.most = [limit or float("inf") for *_, limit, _, _ in table]
+        seconds = [ns / steps / _NS for ns, _, steps, *_ in table]
+        if self._controller.observe(seconds, [images / steps for _, images, steps, *_ in table]):
             if careful and not self.sizes:
                 self.unevenness = self._controller.unevenness
             self._use(self._controller.sizes)
@@ -479,11 +482,13 @@ class Balancer:
     def _measured(self) -> list[int]:
         """Return the measurements of this worker since the last time."""
         seconds, images, steps = self._seconds, float(self._images), self._steps
+        left_out_ns = 0
         if self._balance.optional and steps > 1:
             # The longest step, which may have been interrupted, counts as the mean of the others.
             longest_s, most = self._longest
             seconds, images = ((each / (steps - 1)) * steps for each in (seconds - longest_s, images - most))
-        own = [round(seconds * _NS), round(images), steps, self.limit, self._cost_ns]
+            left_out_ns = round(longest_s * _NS)
+        own = [round(seconds * _NS), round(images), steps, self.limit, self._cost_ns, left_out_ns]
         self._forget()
         return own
 

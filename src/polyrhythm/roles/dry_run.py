@@ -494,9 +494,9 @@ class DryWorkload:
     def cache_use(self) -> None:
         """Return None: there are no images."""
 
-    def input_waits(self) -> tuple[float, float]:
+    def input_waits(self) -> tuple[float, float, float]:
         """Return zeros: there are no batches to wait for."""
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
 
     def newly_left_out(self) -> list[str]:
         """Return nothing: there are no images."""

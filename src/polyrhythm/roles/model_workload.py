@@ -287,9 +287,14 @@ class ModelWorkload:
         """Return the use of the cache of decoded images since the last call; None without a cache."""
         return use_of(self._loader.split)
 
-    def input_waits(self) -> tuple[float, float]:
-        """Return the seconds of waiting for batches since the last call, and the processor time in them."""
-        return self._loader.waits.taken() if self._real else (0.0, 0.0)
+    def input_waits(self) -> tuple[float, float, float]:
+        """Return the seconds of waiting for batches and for images of tests, and the processor time in both."""
+        if not self._real:
+            return 0.0, 0.0, 0.0
+        (batches_s, busy_s), (tests_s, busy_in_tests_s) = (
+            waits.taken() for waits in (self._loader.waits, self.replica.test_waits)
+        )
+        return batches_s, tests_s, busy_s + busy_in_tests_s
 
     def newly_left_out(self) -> list[str]:
         """Return the names of images that could not be read since the last call."""
@@ -322,7 +327,7 @@ class ModelWorkload:
         ):
             return None  # only the coordinator has averaged weights, and snapshots
         means = means_of_all(own, workers) if workers is not None else []
-        test = InDtype(job.dataset.test, replica.flat.vector.dtype)
+        test = InDtype(job.dataset.test, replica.flat.vector.dtype, replica.test_waits)
         batches = batches_for(len(test), place, parts)
 
         pace, share = self._pace, parts[place] / sum(parts)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.data.loader import ImageWaits
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.compressing import compressor_of
@@ -200,6 +201,7 @@ class Replica(FlatReplica):
         model: the given model.
         peak: function that returns the peak memory of this worker, in bytes; None: it is not measured.
         run_hook: function that runs a model hook; an owner that recovers from `PeerLost` replaces it.
+        test_waits: time for which its tests waited for images.
     """
 
     def __init__(
@@ -215,6 +217,7 @@ class Replica(FlatReplica):
         joined: Callable[[Communicator], None] = lambda workers: None,
     ) -> None:
         self.model = model
+        self.test_waits = ImageWaits()
         workers = world.workers()
         like = next(model.parameters())
         asked = strategy.bucket_bytes_for(workers, like) if isinstance(strategy, SizesBuckets) else None

@@ -256,7 +256,7 @@ class Tally:
         self._every_s = report_interval_s(workers)
         self._clock = clock
         self._processor_wait, self._last_of = processor_wait, last_of
-        self._waits_s: list[float] = []
+        self._waits_s: list[tuple[float, float]] = []
         self._reported_processor_s = self._queued_waiting_s = 0.0
         self._look_at_processor()
         self._started_at = self._reported_at = clock.now()
@@ -330,13 +330,14 @@ class Tally:
         self._stage_s += stage_s
         self._queued_waiting_s += queued_waiting_s
         if self._last_of:
-            self._waits_s.append(wait_s - stage_s)
+            self._waits_s.append((wait_s - stage_s, queued_waiting_s))
 
     def report(self, epoch: int, step: int, learning_rate: float) -> WorkerProgress:
         """Return the sums since the last call, and reset them."""
         now = self._clock.now()
         images = self.images - self._reported_images
         processor_s = self._look_at_processor()
+        exchange_s, exchange_processor_s = self._exchange_s()
         event = WorkerProgress(
             time_s=now - self._started_at,
             worker=self._worker,
@@ -348,7 +349,8 @@ class Tally:
             learning_rate=learning_rate,
             wait_s=self._wait_s,
             stage_s=self._stage_s,
-            exchange_s=self._exchange_s(),
+            exchange_s=exchange_s,
+            exchange_processor_s=exchange_processor_s,
             processor_s=processor_s,
         )
         self._reported_at = now
@@ -359,7 +361,8 @@ class Tally:
     def _look_at_processor(self) -> float:
         """Return the seconds of waiting for the processor since the last call, without those of waiting for others.
 
-        A thread that is about to check whether messages have arrived waits for a processor as well, and loses nothing.
+        A thread that is about to check whether messages of slower workers have arrived waits for a processor as well,
+        and loses nothing.
         """
         if self._processor_wait is None:
             return 0.0
@@ -368,13 +371,17 @@ class Tally:
         self._reported_processor_s, self._queued_waiting_s = queued_s, 0.0
         return max(0.0, found_s)
 
-    def _exchange_s(self) -> float:
-        """Return the seconds that exchanges took by themselves since the last call: those of steps with low waits.
+    def _exchange_s(self) -> tuple[float, float]:
+        """Return the seconds that exchanges took by themselves since the last call, and those without a processor.
 
         Each of N equal workers is the last one in one step of N, and then waits for the exchange alone. The median of
-        these waits is the lower 2N-quantile of all its waits.
+        these waits is the lower 2N-quantile of all its waits. In an exchange that all have reached, a wait for a
+        processor delays all.
         """
         waits_s, self._waits_s = sorted(self._waits_s), []
         if not waits_s:
-            return 0.0
-        return len(waits_s) * waits_s[len(waits_s) // (2 * self._last_of)]
+            return 0.0, 0.0
+        last = waits_s[: max(1, len(waits_s) // self._last_of)]
+        exchange_s = len(waits_s) * waits_s[len(waits_s) // (2 * self._last_of)][0]
+        queued = sum(queued_s for _, queued_s in last) / max(sum(wait_s for wait_s, _ in last), 1e-12)
+        return exchange_s, exchange_s * min(1.0, queued)

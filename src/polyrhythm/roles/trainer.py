@@ -176,8 +176,12 @@ class ComputedWorkload(Workload, Protocol):
     def cache_use(self) -> CacheUse | None:
         """Return the use of a cache of images since the last call; None where there is none."""
 
-    def input_waits(self) -> tuple[float, float]:
-        """Return the seconds of waiting for batches since the last call, and the processor time in them."""
+    def input_waits(self) -> tuple[float, float, float]:
+        """Return the seconds of waiting since the last call, for batches and in tests, and the processor time in them.
+
+        Returns:
+            Seconds for batches, for the images of tests, and of processor time in both.
+        """
 
     def newly_left_out(self) -> list[str]:
         """Return the names of images that could not be read since the last call."""
@@ -805,10 +809,16 @@ class TrainingRun:
             report(Notice(time_s=progress.time_s, text=text))
         if files := self._workload.newly_left_out():
             report(ImagesLeftOut.of_worker(progress.worker, files, progress.time_s))
-        waited_s, busy_s = self._workload.input_waits()
-        if waited_s > 0:
+        waited_s, testing_s, busy_s = self._workload.input_waits()
+        if waited_s > 0 or testing_s > 0:
             report(
-                InputWaited(time_s=progress.time_s, worker=progress.worker, seconds=waited_s, busy_s=busy_s)
+                InputWaited(
+                    time_s=progress.time_s,
+                    worker=progress.worker,
+                    seconds=waited_s,
+                    busy_s=busy_s,
+                    testing_s=testing_s,
+                )
             )
         if cached := self._workload.cache_use():
             report(CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached)))

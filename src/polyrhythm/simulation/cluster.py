@@ -26,7 +26,7 @@ from importlib.resources.abc import Traversable
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -225,6 +225,7 @@ class StepWork(Described):
     Attributes:
         model: model that was measured, for people.
         batch_size: batch size of a worker in that step, for people.
+        precision: precision of that step; empty: unknown.
         multiply_adds: multiply-add operations of the whole step that was measured, forward and backward.
         overhead_share: o, the share of that step that does not grow with its arithmetic.
         peak_multiply_adds_per_s: peak multiply-add operations per second of a host of speed 1.
@@ -236,6 +237,7 @@ class StepWork(Described):
 
     model: str = ""
     batch_size: Count | None = None
+    precision: str = ""
     multiply_adds: Positive | None = None
     overhead_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     peak_multiply_adds_per_s: Positive | None = None
@@ -261,6 +263,18 @@ class StepWork(Described):
         if self.peak_multiply_adds_per_s is not None and self.share_of_peak is not None:
             return multiply_adds / (self.peak_multiply_adds_per_s * self.share_of_peak)
         return None
+
+
+Unknown = Literal[
+    "step_time",
+    "spread",
+    "nic_bandwidth",
+    "nic_latency",
+    "inside_bandwidth",
+    "server_bandwidth",
+    "server_update",
+]
+"""A value that `calibrate` fits."""
 
 
 class Cluster(Described):
@@ -289,6 +303,7 @@ class Cluster(Described):
         prices: a ready price list, or the file of one, for hosts that name their `machine`.
         currency: currency of its prices; that of `prices` if it is empty.
         faults: faults that occur.
+        fitted: 80 % intervals of values that were fitted to throughputs, relative to the value; None: no limit.
     """
 
     name: str
@@ -309,6 +324,7 @@ class Cluster(Described):
     prices: str | None = None
     currency: str = ""
     faults: Faults = ()
+    fitted: dict[Unknown, tuple[Positive | None, Positive | None]] = {}
 
     @cached_property
     def machines(self) -> tuple[HostKind, ...]:

@@ -168,6 +168,38 @@ def test_a_measurement_that_would_determine_the_rest_is_named(tmp_path: Path) ->
     assert found["next"].startswith("parameter_server")
 
 
+DIGITS: dict[str, Any] = {"model": "mlp", "data": "digits", "batch_size": 16}
+
+
+def test_a_simulation_on_the_fitted_cluster_has_the_interval_of_its_values(tmp_path: Path) -> None:
+    """A worker alone at about 32 images/s: the interval of its step is that of its throughput, and of two workers'."""
+    file, fitted = tmp_path / "guess.yaml", tmp_path / "fitted.yaml"
+    file.write_text(cluster_text(cluster({"count": 2}, step_time="constant(seconds=1)")))
+    told = ["1 worker: 30", "1 worker: 32", "1 worker: 34"]
+    found = calibrate(cluster=file, throughput=told, unknowns=["step_time"], out=fitted, **DIGITS)
+    (step,) = found["unknowns"]
+    run = simulate(cluster=fitted, gradients="none", steps=20, workers=1, out=tmp_path / "run", **DIGITS)
+    expected = [step["value"] / step["high"], step["value"] / step["low"]]
+    assert run.figures["calibrated_within"] == pytest.approx(expected, rel=1e-6)
+    assert expected[0] < 1 < expected[1]
+    whole = simulate(cluster=file, gradients="none", steps=20, workers=1, out=tmp_path / "unfitted", **DIGITS)
+    assert "calibrated_within" not in whole.figures
+
+
+def test_a_value_without_limits_gives_no_interval_where_it_matters(tmp_path: Path) -> None:
+    file, fitted = tmp_path / "guess.yaml", tmp_path / "fitted.yaml"
+    file.write_text(cluster_text(cluster({"count": 5, "cores": 4}, server_bandwidth_bytes_per_s=1e5)))
+    told = ["1 worker: 32", "1 worker: 33"]
+    calibrate(cluster=file, throughput=told, unknowns=["step_time", "server_bandwidth"], out=fitted, **DIGITS)
+    intervals = {}
+    for strategy in ("synchronous", "parameter_server(servers=1)"):
+        job = {**DIGITS, "strategy": strategy, "workers": 2}
+        run = simulate(cluster=fitted, gradients="none", steps=20, out=tmp_path / strategy, **job)
+        intervals[strategy] = run.figures["calibrated_within"]
+    assert intervals["synchronous"] is not None
+    assert intervals["parameter_server(servers=1)"] is None
+
+
 @pytest.mark.parametrize(
     ("told", "message"),
     [

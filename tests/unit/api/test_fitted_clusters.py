@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from polyrhythm.api.calibrate import value_of, with_values
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.cluster import StepWork
+from polyrhythm.simulation.fitted import value_of, with_values
 from unit.simulation.clusters import cluster
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from polyrhythm.api.simulate import paced_for, simulate
 from polyrhythm.config.recipe import configure
+from polyrhythm.errors import RequestError
 from polyrhythm.simulation.cluster import Cluster
 from unit.simulation.clusters import cluster
 
@@ -43,6 +44,32 @@ def test_a_step_time_of_another_network_comes_with_a_warning(caplog: pytest.LogC
     caplog.clear()
     paced({"model": "lenet5", "multiply_adds": 1e6})
     assert "follow from those of lenet5 by their arithmetic alone" in caplog.text
+
+
+def test_another_precision_than_the_measured_one_is_measured_and_not_guessed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    of = {"model": "mlp", "batch_size": 32, "precision": "float32"}
+    with caplog.at_level(logging.WARNING):
+        for precision in ("auto", "float32"):
+            assert paced(of, precision=precision).step_factor == 1
+        assert paced({**of, "precision": "bfloat16"}, precision="bfloat16").step_factor == 1
+        assert not caplog.records
+        with pytest.raises(RequestError, match=r"computed in float32; .*profile --precision bfloat16"):
+            paced(of, precision="bfloat16")
+        paced({"model": "mlp"}, precision="bfloat16")
+    assert "the precision of its steps is unknown" in caplog.text
+
+
+def test_gradients_are_halved_by_their_transfer_and_not_by_the_precision(tmp_path: Any) -> None:
+    def sent(name: str, strategy: str, **options: Any) -> float:
+        job = {**JOB, "workers": 2, "strategy": strategy, **options}
+        run = simulate(cluster=cluster({"count": 2}), gradients="none", steps=5, out=tmp_path / name, **job)
+        return float(run.figures["bytes_sent_per_step"])
+
+    whole = sent("float32", "synchronous")
+    assert sent("bfloat16", "synchronous", precision="bfloat16") == whole
+    assert sent("transfer", "synchronous(transfer=bfloat16)") == pytest.approx(whole / 2, rel=0.1)
 
 
 def test_a_dry_run_takes_as_long_as_its_network_needs(tmp_path: Any) -> None:

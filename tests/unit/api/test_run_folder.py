@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from polyrhythm.api import observed_run
 from polyrhythm.api.evaluate import evaluate
@@ -16,7 +17,7 @@ from polyrhythm.api.train import train
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import RUN_FORMAT, check_format, configure
 from polyrhythm.errors import RequestError
-from polyrhythm.events import Evaluated, Event, RunEnded
+from polyrhythm.events import Evaluated, Event, InputWaited, RunEnded
 from polyrhythm.reporting.event_log import read_events
 from polyrhythm.reporting.loggers import TensorBoardWriter
 from polyrhythm.roles.job import CheckpointConfig
@@ -153,3 +154,24 @@ def test_a_run_of_a_later_format_is_refused_by_every_reader(tmp_path: Path) -> N
     ):  # of a version before, or damaged
         (folder / "environment.json").write_text(text)
         check_format(folder)
+
+
+def test_a_run_records_how_long_its_tests_waited_for_images(tmp_path: Path) -> None:
+    """Images in memory are not waited for; those of the last test are followed by no step that could report them."""
+    for part, pictures in (("train", 6), ("test", 2)):
+        for name in ("cat", "dog"):
+            (tmp_path / "data" / part / name).mkdir(parents=True)
+            for number in range(pictures):
+                Image.new("RGB", (12, 12), (40 * number, 80, 160)).save(
+                    tmp_path / "data" / part / name / f"{number}.png"
+                )
+    waits = {}
+    for data in ("digits", str(tmp_path / "data")):
+        folder = tmp_path / f"run of {Path(data).name}"
+        train(
+            data=data, image_size=8, model="mlp(hidden=[4])", epochs=2, workers=1, batch_size=512, out=folder
+        )
+        events = read_events(folder / "events.jsonl")
+        waits[data] = [event.testing_s for event in events if isinstance(event, InputWaited)]
+    assert not any(waits["digits"])
+    assert sum(seconds > 0 for seconds in waits[str(tmp_path / "data")]) == 1

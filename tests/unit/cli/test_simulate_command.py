@@ -48,9 +48,9 @@ WRONG = {
         ["--cluster", "office", "--gradients", "none", "--steps", "3"],
         "--steps and --epochs both set the length: give one of them",
     ),
-    "precision without gradients": (
-        ["--cluster", "office", "--gradients", "none", "--precision", "float32"],
-        "--gradients none learns nothing, so --precision means nothing: leave it out",
+    "caches without gradients": (
+        ["--cluster", "office", "--gradients", "none", "--cache", "none"],
+        "--gradients none learns nothing, so --cache means nothing: leave it out",
     ),
     "average without gradients": (
         ["--cluster", "office", "--gradients", "none", "--weight-average", "0.5"],

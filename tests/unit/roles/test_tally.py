@@ -46,3 +46,12 @@ def test_what_exchanges_took_is_the_wait_of_steps_in_which_a_worker_was_last():
         tally.add(4, 1.0, wait_s)
     assert tally.report(0, 8, 0.1).exchange_s == pytest.approx(8.0)
     assert Tally(0, Clock()).report(0, 0, 0.1).exchange_s == 0.0
+
+
+def test_exchanges_without_a_core_are_those_of_steps_in_which_a_worker_was_last():
+    """In them it waited for a core for a quarter of the time; in the others without loss."""
+    tally = Tally(0, Clock(), last_of=2)
+    for wait_s, queued_s in ((1.0, 0.25), (5.0, 4.0), (1.0, 0.25), (3.0, 2.0)):
+        tally.add(4, 1.0, wait_s, queued_waiting_s=queued_s)
+    report = tally.report(0, 4, 0.1)
+    assert (report.exchange_s, report.exchange_processor_s) == (pytest.approx(4.0), pytest.approx(1.0))

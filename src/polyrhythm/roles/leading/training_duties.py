@@ -1197,7 +1197,7 @@ class Presentation:
         dataset = self._job.dataset
         return evaluate(
             self._replica.model,
-            InDtype(dataset.test, self._replica.flat.vector.dtype),
+            InDtype(dataset.test, self._replica.flat.vector.dtype, self._replica.test_waits),
             classes=dataset.classes,
             batch_size=tested_at_once(self._job),
             device=self._job.device,

@@ -289,6 +289,27 @@ def test_slow_disks_are_told_from_heavy_decoding(busy_s: float, name: str) -> No
     assert told.compute_share == pytest.approx(0.6)
 
 
+def test_images_of_tests_count_as_reading_and_not_as_tests() -> None:
+    """Ten steps of a second, five seconds of testing of which worker 0 read for four, ten steps, two of them waits."""
+    figures = ten_steps([(10, 0), (10, 0)], servers=0)
+    figures.add(Evaluated(time_s=15, epoch=1, test_loss=1.0, test_top1=0.5, test_top5=0.9))
+    for worker, testing_s in enumerate((4.0, 1.0)):
+        figures.add(
+            WorkerProgress(
+                time_s=25, worker=worker, epoch=1, step=20, steps=10, images=10, loss=1.0, learning_rate=0.1
+            )
+        )
+        figures.add(InputWaited(time_s=25, worker=worker, seconds=2.0, busy_s=0.1, testing_s=testing_s))
+    told = held_back(figures)
+    assert told is not None
+    assert (told.cause, told.bottleneck) == ("input", "reading of images")
+    assert told.input_share == pytest.approx(6 / 25)
+    assert told.tested_images_share == pytest.approx(4 / 25)
+    assert told.testing_share == pytest.approx(1 / 25)
+    assert told.gain == pytest.approx(25 / 19 - 1)
+    assert told.compute_share == pytest.approx(18 / 25)
+
+
 def test_servers_say_what_they_have_done_until_the_end() -> None:
     events = simulated(
         make_job("backup_workers(servers=2)", 3), ConstantCluster(step_s=lambda w: 0.01 * (1 + w))
@@ -436,6 +457,21 @@ def test_other_programs_are_told_from_too_many_processes_and_threads(
     assert next(iter(told.gains)) == kind
     assert told.gain == (pytest.approx(1.0) if gains else 0.0)
     assert told.cause == "processor"
+
+
+def test_exchanges_on_cores_of_other_programs_are_no_slow_network() -> None:
+    """Exchanges take 5 of 10 s, 4 of which workers wait for a core; they compute for 4 s and wait for one in 1 s."""
+    figures = ten_steps([(5, 5), (5, 5)], servers=0)
+    assert figures.started is not None
+    figures.started = replace(figures.started, threads=1, cores=2)
+    for series in figures.workers.values():
+        series.last.exchange_s, series.last.exchange_processor_s, series.last.processor_s = 5.0, 4.0, 1.0
+    told = held_back(figures)
+    assert told is not None
+    assert told.bottleneck == "other programs on the same cores"
+    assert (told.processor_share, told.network_share) == (pytest.approx(0.5), pytest.approx(0.1))
+    assert told.gains["other programs on the same cores"] == pytest.approx(1.0)
+    assert told.gains["the network"] == pytest.approx(1 / 0.9 - 1)
 
 
 def test_low_waits_of_single_steps_tell_unequal_steps_from_a_slow_network() -> None:
