@@ -251,7 +251,7 @@ class ModelWorkload:
         if self.anchor is not None and self.anchor.share == name:
             return
         flat, device, total = self.replica.flat, self._job.device, 0
-        anchor = self.anchor = Anchor(name, flat.vector.clone(), torch.zeros_like(flat.vector))
+        anchor = Anchor(name, flat.vector.clone(), torch.zeros_like(flat.vector))
         for batch in self._loader.of_shares(shares, epoch):
             if not batch.size:
                 continue
@@ -270,6 +270,7 @@ class ModelWorkload:
                 anchor.gradient.add_(gradient, alpha=batch.size)
                 total += batch.size
         anchor.gradient.div_(max(total, 1))
+        self.anchor = anchor
 
     def _anchor_gradient(self, anchor: Anchor, images: Tensor, labels: Tensor, step: Step) -> Tensor:
         """Return the mean gradient of a batch at the anchor, `(n,)`; the flat gradients are zero afterwards."""

@@ -48,8 +48,8 @@ class Anchor:
     gradient: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by name, for a checkpoint."""
-        return {"vector": self.vector, "gradient": self.gradient}
+        """Return the tensors by name, on the CPU, for a checkpoint."""
+        return {"vector": self.vector.cpu(), "gradient": self.gradient.cpu()}
 
     @classmethod
     def restored(cls, share: str, tensors: dict[str, Tensor], like: Tensor) -> Anchor:
