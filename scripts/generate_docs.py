@@ -43,8 +43,8 @@ Claims, tables, figures and methods of the four papers that the library implemen
 simulations are virtual. Accuracies after an epoch of Fashion-MNIST are those of `benchmarks/first-epoch`.
 
 `make papers` repeats all pages in virtual time, and a test a sample of them. Figures without gradients are the same to
-the printed digit (`benchmarks/bsc-tables` names an exception); accuracies vary with the processor, within their spread
-over seeds.
+the printed digit (`benchmarks/bsc-tables` lists processors and an exception); accuracies vary with the processor,
+within their spread over seeds.
 
 """
 PAPERS_COLUMNS = ("claim", "command", "paper", "ours", "note")

@@ -1,6 +1,6 @@
 """Peak memory of every rank that trains the paper's network of 212.7 million weights by `hybrid`.
 
-    python benchmarks/deep-image/memory.py [--strategy hybrid] [--workers 4] [--checkpoints 0]
+    python benchmarks/deep-image/memory.py [--strategy hybrid] [--workers 4] [--model deep_image] [--checkpoints 0]
 
 Real processes, two steps of one image per rank at 224 pixels, momentum, and a test. Measured is the most memory of each
 process in samples of 10 ms, with messages in shared memory and without files; about 170 MB of it are PyTorch itself.
@@ -72,6 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategy", default="hybrid")
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--model", default="deep_image")
     parser.add_argument("--checkpoints", type=int, default=0)
     given = parser.parse_args()
     peaks = Peaks()
@@ -80,7 +81,7 @@ def main() -> None:
     with TemporaryDirectory() as place:
         polyrhythm.train(
             data=(images(2 * given.workers), images(1)),
-            model="deep_image",
+            model=given.model,
             strategy=given.strategy,
             workers=given.workers,
             batch_size=1,
@@ -93,7 +94,9 @@ def main() -> None:
         seconds = time.perf_counter() - begun
     peaks.stop()
     ranks = sorted(sorted(peaks.taken, key=lambda each: -peaks.taken[each])[: given.workers])
-    print(f"{given.strategy}, {given.workers} ranks, {seconds:.0f} s, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"{given.model}, {given.strategy}, {given.workers} ranks, {seconds:.0f} s, load {os.getloadavg()[0]:.1f}"
+    )
     print("MB per process:", *(round(peaks.taken[each] / 1e6) for each in ranks))
 
 

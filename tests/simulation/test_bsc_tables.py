@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import platform
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,9 +108,40 @@ def test_more_nodes_take_more_steps_to_a_loss_and_less_time_as_in_table_3(script
 @pytest.mark.parametrize("row", [0, 1, 4])
 def test_the_committed_rows_of_the_verb_are_printed_again(scripts: dict[str, Any], row: int) -> None:
     """Without gradients virtual time is the same on every machine."""
-    by_verb = scripts["by_verb"]
+    printed(scripts["by_verb"], row)
+
+
+def printed(by_verb: Any, row: int) -> None:
+    """Checks that a committed row is what its command prints."""
     committed = json.loads((FOLDER / "by_verb.json").read_text(encoding="utf-8"))[row]
     dedicated = committed["nodes"] > committed["workers"]
     options = by_verb.options_of(committed["workers"], committed["servers"], 1, dedicated=dedicated)
     rate = by_verb.images_per_s(options, 100)
     assert f"{rate:.1f}" == f"{committed['replicas=1']['images_per_s']:.1f}"
+
+
+PRINTED_AGAIN = """
+import sys
+import torch
+sys.path[:0] = [{benchmarks!r}, {tables!r}, {tests!r}]
+import by_verb
+from simulation.test_bsc_tables import printed
+printed(by_verb, 1)
+print(torch.backends.cpu.get_cpu_capability())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="names of x86 features")
+def test_a_row_does_not_depend_on_the_instructions_of_the_processor() -> None:
+    """Without AVX and fused multiplications glibc's exponentials and torch's products round differently."""
+    code = PRINTED_AGAIN.format(
+        benchmarks=str(FOLDER.parent), tables=str(FOLDER), tests=str(Path(__file__).parents[1])
+    )
+    without = {
+        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX2,-AVX,-FMA",
+        "ATEN_CPU_CAPABILITY": "default",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | without, check=False, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout) == (0, "DEFAULT\n"), ended.stderr

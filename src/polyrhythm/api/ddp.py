@@ -77,6 +77,8 @@ def _check(config: RunConfig) -> None:
         raise RequestError("ddp is compared on the CPU, over gloo: give --device cpu")
     if config.weight_average or config.freeze_epochs is not None or config.listen is not None:
         raise RequestError("ddp has no --weight-average, --freeze-epochs or --listen: leave them out")
+    if config.svrg != "none":
+        raise RequestError("ddp has no --svrg: leave it out")
     if config.accumulate > 1:
         raise RequestError(
             "ddp computes a batch at once: give the whole of it as --batch-size, without --accumulate"

@@ -74,6 +74,7 @@ _PACKAGED = {"model": "timm.tf_efficientnet_lite0", "weights": "efficientnet_lit
 _OWN_CHOICES = (
     "optimizer",
     "clip_norm",
+    "svrg",
     "schedule",
     "batch_schedule",
     "freeze",

@@ -182,7 +182,7 @@ def simulate_ensemble(
         workers,
         needed.servers,
         needed.placement,
-        draws=draws(config.batches, strategies[0], workers),
+        draws=draws(config, strategies[0], workers),
     )
     claim = create_folder_for(folder, config, "none")
     runs, held = [], Counter[int]()

@@ -609,6 +609,8 @@ def _check(trials: int, trial_epochs: int | None, options: Mapping[str, Any]) ->
     for key in ("strategy", "workers", "until", "seed"):
         if key in options:
             raise RequestError(f"plan finds the strategy and its workers itself: leave --{key} out")
+    if options.get("svrg", "none") != "none":
+        raise RequestError("plan's dry runs do not count the passes of svrg: leave it out, or use simulate")
     if trials < 1 or (trial_epochs is not None and trial_epochs < 1):
         raise RequestError("trials and trial-epochs must be at least 1")
 

@@ -164,19 +164,26 @@ def _by_profile(balance: Measured, workers: int) -> Measured:
     return balance.model_copy(update={"weights": tuple(speeds[:workers]), "profile": ""})
 
 
-def draws(batches: str, strategy: Strategy, workers: int) -> bool:
+def draws(config: RunConfig, strategy: Strategy, workers: int) -> bool:
     """Return whether batches are assigned dynamically.
 
     Raises:
-        RequestError: they are to be, and the strategy has workers take equally many steps.
+        RequestError: they are to be, and the strategy has workers take equally many steps, or each has to know its
+            images in advance.
     """
     possible = strategy.traits(workers).draws
-    if batches == "dynamic" and not possible:
+    if config.svrg == "own":
+        if config.batches == "dynamic":
+            raise RequestError(
+                "svrg own needs each worker's images in advance: leave batches out, or use svrg all"
+            )
+        return False
+    if config.batches == "dynamic" and not possible:
         raise RequestError(
             f"{strategy} with {workers} workers has all of them take equally many steps, so each has its own share: "
             "leave batches out, or choose an asynchronous strategy, such as parameter_server"
         )
-    return possible and batches != "static"
+    return possible and config.batches != "static"
 
 
 def warn_of(strategy: Strategy, workers: int, learning_rate: float) -> None:
@@ -305,7 +312,7 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig, dataset: Datase
         evaluation=evaluation_of(config, strategy, device),
         numbers=numbers,
         balance=balance_from(config, strategy),
-        draws=draws(config.batches, strategy, config.workers),
+        draws=draws(config, strategy, config.workers),
     )
     check_network_use(strategy, config.workers, precision.dtype, job.learning)
     # A schedule that cannot work with this number of steps raises now, not at the first step of every worker.
@@ -501,6 +508,7 @@ class _Rules:
             objective=objective_from(config, dataset),
             precision=config.precision,
             weight_average=config.weight_average,
+            svrg=config.svrg,
             rate_decay=config.rate_decay,
             execution=Execution(
                 compiled=config.compile,
@@ -596,7 +604,7 @@ def epochs_of(config: RunConfig, dataset: Dataset, strategy: Strategy) -> int:
         return config.epochs or dataset.default_epochs
     traits, updates = strategy.traits(workers), config.updates
     full = workers * config.worker_batch
-    if draws(config.batches, strategy, workers):
+    if draws(config, strategy, workers):
         full = max(1, full // len(traits.units(workers)))
     else:
         updates = steps_of(updates, traits, workers)

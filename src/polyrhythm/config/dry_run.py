@@ -36,6 +36,7 @@ from polyrhythm.training.model_sizes import ModelSizes, sizes_of
 LEARNING_ONLY = (
     "optimizer",
     "clip_norm",
+    "svrg",
     "schedule",
     "batch_schedule",
     "batch_norm",
@@ -152,7 +153,7 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
         seed=config.seed,
         timings=config.timings,
         balance=balance_from(config, strategy),
-        draws=draws(config.batches, strategy, config.workers),
+        draws=draws(config, strategy, config.workers),
         data=dataset.name,
         model=name_of(config.model),
     )

@@ -173,6 +173,14 @@ class RunConfig(BaseModel):
             "none)."
         ),
     )
+    svrg: Literal["none", "own", "all"] = _learning(
+        default="none",
+        description=(
+            "Variance reduction: correct each gradient by that of the same batch at an anchor, once per epoch, with a "
+            "full gradient over the worker's own images (own: three times the computation) or over those of all "
+            "workers (all: for asynchronous training)."
+        ),
+    )
     schedule: Any = _learning(
         default="cosine", description="Learning rate schedule, as cosine(warmup_epochs=1)."
     )
@@ -534,6 +542,7 @@ class RunOptions(TypedDict, total=False):
     seed: int
     optimizer: Any
     clip_norm: float | None
+    svrg: Literal["none", "own", "all"]
     schedule: Any
     batch_schedule: Any
     batch_norm: Any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -252,6 +252,16 @@ class Loader:
         if self._kept is not None and self._only_gathers and not self.share.parts:
             return self._in_blocks(self._kept, order, epoch, steps)
         return (self._timed(partial(make, step)) for step in steps)
+
+    def of_shares(self, shares: Sequence[Share], epoch: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch of several shares, one after the other."""
+        own = self.share
+        try:
+            for share in shares:
+                self.share = share
+                yield from self.epoch(epoch)
+        finally:
+            self.share = own
 
     def drawn(
         self, epoch: int, step: int, batches: Iterator[DrawnBatch], ready: Callable[[], bool]

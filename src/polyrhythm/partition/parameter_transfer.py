@@ -16,7 +16,7 @@ from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RunError
 
-WINDOW_BYTES = 16 << 20
+WINDOW_BYTES = 4 << 20
 """Parameters that are in progress between two workers at once."""
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -238,6 +238,7 @@ class Learning:
         rate_decay: ratio of each stage's learning rate to that of the stage after it; see `training.stages`.
         execution: settings for running the network.
         size_schedule: schedule of the size of training images.
+        svrg: images of the full gradient at an anchor: none, the worker's own, or all; see `training.svrg`.
         all_epochs: epochs of the whole run, for schedules, where this job is its first part; None: this is
             the whole run.
     """
@@ -261,6 +262,7 @@ class Learning:
     label_skew: LabelSkew | None = None
     accumulate: int = 1
     batch_norm: BatchNorm = field(default_factory=PlainNorm)
+    svrg: Literal["none", "own", "all"] = "none"
     all_epochs: int | None = None
 
     @property
@@ -552,6 +554,8 @@ def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, lear
         raise clips_parts()
     if learning.execution.checkpoints_activations:
         _check_recomputation(strategy, traits, learning)
+    if learning.svrg != "none":
+        _check_svrg(strategy, traits, dtype, learning)
     if not traits.cuts_network:
         return
     if learning.accumulate > 1:
@@ -589,6 +593,26 @@ def _check_recomputation(strategy: Strategy, traits: Traits, learning: Learning)
             raise RequestError(
                 f"{what} inside of forward passes, which activation_checkpointing repeats: leave one of them out"
             )
+
+
+def _check_svrg(strategy: Strategy, traits: Traits, dtype: torch.dtype, learning: Learning) -> None:
+    """Refuse gradients at an anchor where a pass is more than computing a worker's gradient.
+
+    Raises:
+        RequestError: the check fails.
+    """
+    compressor, optimizer = compressor_of(strategy), learning.optimizer
+    for happens, what in (
+        (traits.cuts_network, f"{strategy} computes gradients jointly with other workers"),
+        (traits.waits_between_layers, f"{strategy} exchanges inside of forward passes"),
+        (compressor is not None and compressor.from_passes, f"{strategy} collects factors in passes"),
+        (isinstance(optimizer, Joint), f"optimizer {optimizer.name} uses each worker's own gradients"),
+        (learning.batch_norm.over_workers, f"batch_norm {learning.batch_norm} exchanges inside of passes"),
+        (learning.execution.compiled, "compile binds a network to its parameters"),
+        (dtype == torch.float16, "float16 scales each pass differently"),
+    ):
+        if happens:
+            raise RequestError(f"{what}, and svrg repeats passes at other parameters: leave one of them out")
 
 
 def _check_optimizer(strategy: Strategy, traits: Traits, dtype: torch.dtype, learning: Learning) -> None:

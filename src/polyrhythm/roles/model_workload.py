@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +43,7 @@ from polyrhythm.training.joint_optimizer import JointOptimizer, Pass, random_sta
 from polyrhythm.training.memory import memory_of, peak_memory
 from polyrhythm.training.model_sizes import shapes_alone
 from polyrhythm.training.noise_scale import GradientNoise, NoiseMeter
+from polyrhythm.training.svrg import Anchor
 
 _MOST_SKIPPED = 100
 """Number of steps in a row that are skipped before the run ends."""
@@ -73,6 +73,7 @@ class ModelWorkload:
         limit: largest number of images that fits into memory at once, if a batch did not fit; 0: unknown.
         dealt_batches: dynamic batches of this worker; None: it has a fixed share.
         skipped: number of steps without this worker's gradients, since its loss or they were not finite.
+        anchor: anchor of this worker's gradients, with SVRG after the first call of `batches`; None: none.
     """
 
     report_steps = 0
@@ -80,6 +81,7 @@ class ModelWorkload:
     skipped = 0
     sizes: tuple[float, ...] = ()
     dealt_batches: DealtBatches | None = None
+    anchor: Anchor | None = None
 
     def __init__(self, job: Job, world: World) -> None:
         learning = job.learning
@@ -196,6 +198,13 @@ class ModelWorkload:
         side = learning.size_schedule.side(epoch, learning.planned_epochs, image_size)
         self._loader.side = None if side == image_size else side
         dealt_batches, together = self.dealt_batches, job.workers * size
+        if learning.svrg == "all":
+            images = job.calendar.dealt[epoch]
+            shares = [
+                Share(worker, job.workers, size, learning.seed, together, images=images)
+                for worker in range(job.workers)
+            ]
+            self._drop_anchor(epoch, shares)
         if dealt_batches is not None:
             unit, stand_in = self.unit, self._stand_in
             if stand_in is not None:
@@ -228,7 +237,56 @@ class ModelWorkload:
             self._loader.share = replace(self._loader.share, parts=pipelines)
             place, count = self.worker // pipelines, job.workers // pipelines
             return (PartOfBatch.of(batch, place, count) for batch in self._loader.epoch(epoch, start))
+        if learning.svrg == "own":
+            self._drop_anchor(epoch, [replace(self._loader.share, begun=())])
         return self._loader.epoch(epoch, start)
+
+    def _drop_anchor(self, epoch: int, shares: Sequence[Share]) -> None:
+        """Take an anchor at the present model, if the current one is that of other images.
+
+        Args:
+            epoch: number of the epoch.
+            shares: shares of the epoch's images that the full gradient is the mean of.
+        """
+        name = f"epoch {epoch}, {shares[0]}"
+        if self.anchor is not None and self.anchor.share == name:
+            return
+        flat, device, total = self.replica.flat, self._job.device, 0
+        anchor = Anchor(name, flat.vector.clone(), torch.zeros_like(flat.vector))
+        for batch in self._loader.of_shares(shares, epoch):
+            if not batch.size:
+                continue
+            step = Step(self.calendar.start(epoch) + batch.step, 1.0, stop=False)
+            if self._pace is not None:
+                self._pace.whole(self._work * (batch.size / self.batch_size if self.sizes else 1.0))
+            self._seed(step.number)
+            images = batch.images.to(device, flat.vector.dtype, non_blocking=True)
+            try:
+                gradient = self._anchor_gradient(anchor, images, batch.labels.to(device), step)
+            except LossNotFinite:
+                if not self._skips:
+                    raise
+                continue
+            if not self._skips or is_finite(gradient):
+                anchor.gradient.add_(gradient, alpha=batch.size)
+                total += batch.size
+        anchor.gradient.div_(max(total, 1))
+        self.anchor = anchor
+
+    def _anchor_gradient(self, anchor: Anchor, images: Tensor, labels: Tensor, step: Step) -> Tensor:
+        """Return the mean gradient of a batch at the anchor, `(n,)`; the flat gradients are zero afterwards."""
+        replica, flat = self.replica, self.replica.flat
+        replica.defers = self._pace is None
+        replica.recount(1)
+        # A pass in training changes batch-norm statistics, which are those of the model alone.
+        buffers = {name: value.clone() for name, value in replica.buffers.items()}
+        try:
+            with replica.computing_with(anchor.vector, buffers):
+                self._within_memory(images, labels, step, 0.0)
+            flat.gather_gradients()
+            return flat.gradients.clone()
+        finally:
+            flat.zero_gradients()
 
     def _pass_of(self, images: int) -> int:
         """Return the images in the largest pass of a batch of this size."""
@@ -300,14 +358,11 @@ class ModelWorkload:
         """Return the names of images that could not be read since the last call."""
         return left_out_of(self._loader.split, self._job.dataset.test)
 
-    @property
-    def loss_scale(self) -> dict[str, Any]:
-        """The scale of float16 losses and its history, JSON-able; empty where nothing is scaled."""
-        return self._precision.state_dict()
-
-    @loss_scale.setter
-    def loss_scale(self, state: dict[str, Any]) -> None:
-        self._precision.load_state_dict(state)
+    def restore(self, state: WorkerState) -> None:
+        """Continue with what `record` returned, other than the state of the replica."""
+        self._precision.load_state_dict(state.loss_scale)
+        if state.anchored and self._job.learning.svrg != "none":
+            self.anchor = Anchor.restored(state.anchored, state.anchor, self.replica.flat.vector)
 
     def part_of_test(
         self, place: int, parts: Sequence[int], workers: Communicator | None
@@ -346,8 +401,12 @@ class ModelWorkload:
         """Return this worker's state to be sent: with all that resuming needs, if checkpoints are written."""
         if self.replica.peak is not None:
             account = replace(account, peak_bytes=self.replica.peak())
-        saves = self._job.checkpointing.saves
-        return WorkerState.of(self.replica, account, self.loss_scale, to_resume=saves)
+        saves, anchor, calendar = self._job.checkpointing.saves, self.anchor, self.calendar
+        state = WorkerState.of(self.replica, account, self._precision.state_dict(), to_resume=saves)
+        ends = not self._job.draws and account.step == calendar.start(calendar.epoch_of(account.step))
+        if anchor is None or ends or not saves:
+            return state
+        return replace(state, anchor=anchor.tensors(), anchored=anchor.share)
 
     def compute(self, step: Step, batch: Batch) -> tuple[float, float, bool]:
         """Fill the gradients of a step.
@@ -384,11 +443,13 @@ class ModelWorkload:
         flat, device = self.replica.flat, self._job.device
         if self._pace is not None:
             work = self._work * (size / self.batch_size if self.sizes else 1.0)
+            work *= 2 if self.anchor is not None else 1
             self._pace.forward(self._shares, self.replica.use, work)
         self._seed(number)
         # Values accumulated during the pass no longer belong to this worker.
         compares = joint is not None and joint.compares
-        self.replica.defers = (noise is not None or compares) and self._pace is None
+        changes = noise is not None or compares or self.anchor is not None
+        self.replica.defers = changes and self._pace is None
         images = batch.images
         if not images.is_meta:
             images = images.to(device, flat.vector.dtype, non_blocking=True)
@@ -445,9 +506,21 @@ class ModelWorkload:
 
     def _forward_and_backward(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
         if not (self._by_steps and self.sizes):
-            return self._within_memory(images, labels, step, rate)
+            return self._corrected(images, labels, step, rate)
         value, last, own = self._steps_before(images, labels, step, rate)
-        return value + self._within_memory(last, own, step, rate) * (len(own) / len(labels))
+        return value + self._corrected(last, own, step, rate) * (len(own) / len(labels))
+
+    def _corrected(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
+        """Run a batch forward and backward, with the correction of its gradient; return its mean loss."""
+        anchor, flat, device = self.anchor, self.replica.flat, self._job.device
+        if anchor is None:
+            return self._within_memory(images, labels, step, rate)
+        with same_random_numbers(random_state(device), device):
+            there = self._anchor_gradient(anchor, images, labels, step)
+        value = self._within_memory(images, labels, step, rate)
+        flat.gather_gradients()
+        flat.gradients.sub_(there).add_(anchor.gradient)
+        return value
 
     def _steps_before(
         self, images: Tensor, labels: Tensor, step: Step, rate: float
@@ -461,7 +534,7 @@ class ModelWorkload:
         *before, last = zip(images.tensor_split(steps), labels.tensor_split(steps), strict=True)
         value, flat = 0.0, self.replica.flat
         for own in before:
-            value += self._within_memory(*own, step, rate) * len(own[1]) / len(labels)
+            value += self._corrected(*own, step, rate) * len(own[1]) / len(labels)
             if not self._scales or self._precision.unscale(flat.gradients):
                 flat.gather_gradients()
                 self.replica.part.local_step(step, rate * self.rate_ratio)

@@ -57,8 +57,8 @@ def work(job: Job, world: World) -> None:
     entry, start = control.enter(), 0
     if (restored := entry.restored) is not None:
         restored.return_batches(replica)
-        with restoring("the saved scale of losses"):
-            workload.loss_scale = restored.loss_scale
+        with restoring("the saved state of this worker"):
+            workload.restore(restored)
         start = restored.account.step
     workload.continue_with(job.continued(entry.begun))
     trainer = Trainer(world, job.strategy, workload, control, job.fault_tolerance.digest_every)

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import isfinite
 from typing import Any, ClassVar
 
@@ -339,21 +339,22 @@ class FlatParameters:
                 parameter.data = place
 
     def _move(self, named: list[tuple[str, nn.Parameter]]) -> Iterator[View]:
-        start = 0
-        for name, parameter in named:
-            stop = start + parameter.numel()
+        ends = accumulate((parameter.numel() for _, parameter in named), initial=0)
+        placed = [(*each, *place) for each, place in zip(named, pairwise(ends), strict=True)]
+        # The largest first: it is in memory twice for a moment, and the C library keeps the memory of small ones.
+        for _, parameter, start, stop in sorted(placed, key=lambda each: each[2] - each[3]):
             place = self.vector[start:stop].view(parameter.shape)
             place.copy_(parameter.detach())
+            if parameter.dtype is place.dtype:
+                parameter.data = place
+        for name, parameter, start, stop in placed:
             gradient = self.gradients[start:stop]
             if len(self.gradients):
                 gradient = gradient.view(parameter.shape)
-            if parameter.dtype is place.dtype:
-                parameter.data = place
             view = View(name, parameter, gradient, start, stop)
             if len(self.gradients):
                 view.place_gradient()
             yield view
-            start = stop
 
 
 class WeightlessParameters(FlatParameters):

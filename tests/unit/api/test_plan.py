@@ -164,6 +164,7 @@ def test_the_pareto_choices_are_those_that_none_beats_in_both() -> None:
         ({"budget": -1.0}, "budget must be above 0"),
         ({"optimize": "beauty"}, "optimize is time or money"),
         ({"strategy": "synchronous"}, "leave --strategy out"),
+        ({"svrg": "own"}, "do not count the passes of svrg"),
         ({"trials": 0}, "must be at least 1"),
         ({"batch_sizes": [32, 64]}, "does not specify how step times grow with the batch"),
         ({"workers": [99], "strategies": "synchronous"}, "99 workers do not fit"),

@@ -17,7 +17,7 @@ from polyrhythm.strategies.resharding import Held
 from polyrhythm.strategies.state import State, below, prefixed
 from polyrhythm.training.checkpoint import restoring
 
-_BUFFER, _PART = "buffer.", "part."
+_BUFFER, _PART, _ANCHOR = "buffer.", "part.", "anchor."
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class WorkerState(ControlMessage):
         behind: whether the worker has done fewer steps than the coordinator; set in states that the
             coordinator sends.
         loop: position of a user's own loop on this worker, JSON-able; empty elsewhere.
+        anchor: tensors of its anchor, inside an epoch with SVRG; else empty.
+        anchored: batches of that anchor; see `Anchor.share`.
     """
 
     KIND = Kind.RECORD
@@ -47,6 +49,8 @@ class WorkerState(ControlMessage):
     begun: dict[str, Any] = field(default_factory=dict)
     behind: bool = False
     loop: dict[str, Any] = field(default_factory=dict)
+    anchor: dict[str, Tensor] = field(default_factory=dict)
+    anchored: str = ""
 
     @classmethod
     def of(
@@ -82,7 +86,15 @@ class WorkerState(ControlMessage):
         objects = (facts["part"], facts["loss_scale"], facts.get("begun", {}), facts.get("loop", {}))
         part, scale, begun, loop = (checked(each, dict[str, Any]) for each in objects)
         return cls(
-            account, below(_BUFFER, tensors), below(_PART, tensors), part, scale, begun=begun, loop=loop
+            account,
+            below(_BUFFER, tensors),
+            below(_PART, tensors),
+            part,
+            scale,
+            begun=begun,
+            loop=loop,
+            anchor=below(_ANCHOR, tensors),
+            anchored=checked(facts.get("anchored", ""), str),
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -90,12 +102,15 @@ class WorkerState(ControlMessage):
         return {
             **prefixed(_BUFFER, self.buffers),
             **prefixed(_PART, self.part),
+            **prefixed(_ANCHOR, self.anchor),
         }
 
     def facts(self) -> dict[str, Any]:
         """Return all that is not a tensor, JSON-able, as a checkpoint holds it."""
-        stated = {"account": asdict(self.account), "part": self.part_facts, "loss_scale": self.loss_scale}
+        stated: dict[str, Any] = {"account": asdict(self.account), "part": self.part_facts}
+        stated["loss_scale"] = self.loss_scale
         stated |= {"begun": self.begun} if self.begun else {}
+        stated |= {"anchored": self.anchored} if self.anchored else {}
         return stated | ({"loop": self.loop} if self.loop else {})
 
     def return_batches(self, replica: Replica) -> None:

@@ -10,8 +10,8 @@ ICML 2020, arXiv 1910.06378.
 H = `steps`. c_i estimates the gradient of worker i over its own images, c that over all images; both are 0 in the first
 round, which is local SGD. The rule is SVRG's (Johnson, Zhang, NIPS 2013; distributed: De, Goldstein, ICDM 2016, arXiv
 1512.01708) with two changes. The difference is between workers instead of images, and the full gradient at a snapshot
-is the mean of the previous round's gradients: SVRG itself needs each batch's gradient at two points, and a worker part
-receives one. With plain SGD and a constant rate, c_i is option II of the paper, c_i - c + (x - y_i) / (H * lr).
+is the mean of the previous round's gradients. SVRG itself is `--svrg` (`training.svrg`). With plain SGD and a constant
+rate, c_i is option II of the paper, c_i - c + (x - y_i) / (H * lr).
 
 Models and variates are averaged in one exchange with the weights of `local_sgd`. A worker that joins has no variates
 until the next mean, and so have all after a resume with another number of workers.
