@@ -13,6 +13,8 @@ from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import dry_events, simulate_dry_on
 from polyrhythm.simulation.simulated_run import ConstantCluster
 from polyrhythm.simulation.timeline import Timeline
+from polyrhythm.specs import build
+from polyrhythm.strategies.role_assignment import PLACEMENTS
 from polyrhythm.training.model_sizes import ModelSizes
 from unit.simulation.clusters import cluster
 
@@ -80,6 +82,21 @@ def test_two_servers_halve_what_their_links_must_carry() -> None:
     two = images_per_s("parameter_server(servers=2, placement=dedicated)")
     assert one == pytest.approx(25, rel=0.1)
     assert two == pytest.approx(2 * one, rel=0.15)
+
+
+@pytest.mark.parametrize("spec", ["downpour", "decoupled_diloco(steps=2, servers=1)"])
+def test_workers_that_fetch_compute_while_their_pushes_travel(spec: str) -> None:
+    """A push and an answer of 8 MB take 0.08 s each on the link, and a step 0.3 s."""
+    link = {"latency_s": 0.0, "bandwidth_bytes_per_s": BANDWIDTH}
+    where = cluster({"count": 2}, nic=link, inside=link, step_time=f"constant(seconds={STEP_S})")
+    steps, ends = (8, 24), []
+    for count in steps:
+        made = _dry_run(spec, 1, count, ModelSizes((2_000_000,), (1.0,)))
+        placement = build("placement", "dedicated", PLACEMENTS)
+        events: list[Event] = []
+        simulate_dry_on(lay_out(where, 1, 1, placement), made, events.append)
+        ends.append(events[-1].time_s)
+    assert (ends[1] - ends[0]) / (steps[1] - steps[0]) == pytest.approx(STEP_S, rel=1e-6)
 
 
 def _events(seed: int, timeline: Timeline | None = None) -> list[dict[str, Any]]:

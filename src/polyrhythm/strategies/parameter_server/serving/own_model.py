@@ -95,7 +95,8 @@ class FreeLink(ServerLink, Stateful):
         self.shards = self._shards
         self._read = list(self._versions)
         self._pushing: dict[int, Handle] = {}
-        self._fetching: tuple[int, ...] = ()
+        self._fetching: dict[int, Handle] = {}
+        """Requests that are not answered yet; they leave behind pushes, and nobody waits for that."""
 
     def note_read(self) -> None:
         """Record that the next gradients pushed are those of the parameters fetched last."""
@@ -103,9 +104,9 @@ class FreeLink(ServerLink, Stateful):
 
     def fetch(self, positions: Collection[int], stop: bool) -> None:
         """Request the parameters of the servers at these positions, for `take`."""
-        for position in positions:
-            self._ask(position, Message(Kind.FETCH, stop=stop)).wait()
-        self._fetching = tuple(positions)
+        self._fetching = {
+            position: self._ask(position, Message(Kind.FETCH, stop=stop)) for position in positions
+        }
 
     def take(self) -> list[tuple[int, Tensor | None, bool]]:
         """Return the requested position and parameters (None: unchanged), and whether this worker must stop."""
@@ -115,7 +116,7 @@ class FreeLink(ServerLink, Stateful):
             if answer.tensor is not None:
                 self._versions[position] = answer.version
             taken.append((position, answer.tensor, answer.stop))
-        self._fetching = ()
+        self._fetching = {}
         return taken
 
     def push(self, position: int, pushed: Tensor, step: Step, learning_rate: float) -> None:
