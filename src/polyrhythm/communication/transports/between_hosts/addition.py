@@ -109,8 +109,11 @@ LEAST_RUN_BYTES, MOST_RUN_BYTES = 32 << 10, 512 << 10
 
 _ALIGNED_BYTES = 64
 
-WHOLE_BYTES = 64 << 10
-"""Size up to which vectors are not cut: sending them to all others takes no longer than another latency."""
+WHOLE_BYTES, MORE_BYTES = 64 << 10, 8 << 10
+"""Size up to which a vector may be whole, and bytes that a member may send for it beyond those of slices.
+
+Whole vectors save 0.3 ms of latencies and wake-ups. 8 KiB take 0.07 ms at 1 Gb/s, and 7 ms at 10 Mb/s.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ class Outgoing:
 
 def is_small(nbytes: int, size: int) -> bool:
     """Return whether a vector of `nbytes` bytes is not cut, among `size` members."""
-    return nbytes * (size - 1) <= WHOLE_BYTES
+    return nbytes <= WHOLE_BYTES and nbytes * (size - 1) * (size - 2) <= MORE_BYTES * size
 
 
 class Addition:

@@ -121,6 +121,16 @@ def test_a_small_vector_is_there_after_one_latency() -> None:
     assert all(addition.done for addition in post.additions)
 
 
+def test_what_many_members_add_up_is_cut_before_its_bytes_take_longer_than_a_latency() -> None:
+    vectors = random_vectors(4, 5000)
+    post = Post(additions_of(vectors), seed=0)
+    for member, addition in enumerate(post.additions):
+        post.take(member, addition.begin(vectors[member], range(4)))
+    post.carry()
+    slices = 4 * 2 * vectors[0].nbytes * 3 // 4
+    assert slices < post.carried < 1.1 * slices  # whole, it would be twice as many
+
+
 def test_a_run_is_handed_on_before_the_rest_has_come() -> None:
     vectors = random_vectors(2, 400_000)
     post = Post(additions_of(vectors), seed=0)
