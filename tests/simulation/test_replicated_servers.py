@@ -18,7 +18,7 @@ from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.run import job_program
 from polyrhythm.simulation.simulated_run import constant_run
 from polyrhythm.simulation.trials import Tried, faults_of, try_seeds
-from polyrhythm.strategies.parameter_server.replication.replicated_server import ShardCopy
+from polyrhythm.strategies.parameter_server.replication.shard_copy import ShardCopy
 from polyrhythm.strategies.parameter_server.serving.pushers import Pushers
 from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.state import State

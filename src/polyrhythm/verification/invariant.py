@@ -16,7 +16,8 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.simulated.rank import Parcel, SimulatedRank
 from polyrhythm.errors import RunError
 from polyrhythm.roles.world import HandleLoss, HandleMessage
-from polyrhythm.strategies.parameter_server.replication.replicated_server import Entry, ReplicatedServer
+from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
+from polyrhythm.strategies.parameter_server.replication.shard_log import Entry
 from polyrhythm.strategies.parameter_server.serving.parts import whole_replies
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart

@@ -14,7 +14,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.parameter_server.consistency.backup import Backup
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
-from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT
+from polyrhythm.strategies.parameter_server.replication.messages import KEPT
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.role_assignment import RoleAssignment

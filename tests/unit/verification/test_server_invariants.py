@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT
+from polyrhythm.strategies.parameter_server.replication.messages import KEPT
 from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.verification.families import Replicas
 from polyrhythm.verification.general import Progress, Versions

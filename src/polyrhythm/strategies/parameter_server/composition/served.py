@@ -21,12 +21,12 @@ from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
-from polyrhythm.strategies.parameter_server.replication.replicated_server import (
+from polyrhythm.strategies.parameter_server.replication.replicated_link import (
     OverlappedReplicatedPushPull,
     ReplicatedFreeLink,
     ReplicatedPushPull,
-    ReplicatedServer,
 )
+from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
 from polyrhythm.strategies.parameter_server.rules.merge_rule import MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink

@@ -5,7 +5,7 @@ A request that is repeated after a loss is answered with whole parameters.
 
 from __future__ import annotations
 
-from polyrhythm.strategies.parameter_server.replication.replicated_server import (
+from polyrhythm.strategies.parameter_server.replication.replicated_link import (
     ReplicatedFreeLink,
     ReplicatedPushPull,
 )
