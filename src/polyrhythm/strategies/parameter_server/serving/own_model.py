@@ -96,7 +96,7 @@ class FreeLink(ServerLink, Stateful):
         self._read = list(self._versions)
         self._pushing: dict[int, Handle] = {}
         self._fetching: dict[int, Handle] = {}
-        """Requests that are not answered yet; they leave behind pushes, and nobody waits for that."""
+        """Requests without an answer yet; they leave behind pushes, and are not waited for."""
 
     def note_read(self) -> None:
         """Record that the next gradients pushed are those of the parameters fetched last."""
