@@ -264,12 +264,13 @@ def test_a_worker_that_dies_after_a_server_leaves_its_batches_to_others(server: 
 
 
 def test_lock_step_has_fixed_shares_and_others_draw_unless_told_otherwise() -> None:
+    auto, static, dynamic = (configure({"batches": batches}) for batches in ("auto", "static", "dynamic"))
     for spec in FREE:
-        assert draws("auto", strategy(spec), 4)
-        assert not draws("static", strategy(spec), 4)
+        assert draws(auto, strategy(spec), 4)
+        assert not draws(static, strategy(spec), 4)
     for spec in ("synchronous", "ssp", "backup_workers", "local_sgd", "gaia", "d_psgd"):
-        assert not draws("auto", strategy(spec), 4)
+        assert not draws(auto, strategy(spec), 4)
         with pytest.raises(RequestError, match="equally many steps"):
-            draws("dynamic", strategy(spec), 4)
+            draws(dynamic, strategy(spec), 4)
     config = configure({"data": "digits", "strategy": "easgd", "batches": "static"})
     assert not assemble_dry_run(config, 10)[0].draws

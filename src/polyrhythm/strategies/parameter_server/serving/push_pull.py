@@ -20,7 +20,7 @@ Departure from the papers: an update is of a whole shard, not of a layer. Of sev
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -56,7 +56,17 @@ class ServerLink:
     """
 
     # Among thousands of simulated workers each line of memory that a step touches is out of the cache.
-    __slots__ = ("_network", "_plan", "_pushes", "_servers", "_shards", "_vector", "_versions", "known")
+    __slots__ = (
+        "_network",
+        "_overwrite",
+        "_plan",
+        "_pushes",
+        "_servers",
+        "_shards",
+        "_vector",
+        "_versions",
+        "known",
+    )
 
     def __init__(self, setting: WorkerSetting, plan: OptimizerPlan | None = None, pushes: int = 0) -> None:
         self._network = setting.network
@@ -66,6 +76,7 @@ class ServerLink:
         self._plan = plan
         self._pushes = pushes
         self._vector = setting.flat.vector
+        self._overwrite: Callable[[Tensor, Tensor], None] | None = None
         self.known: tuple[int, ...] = ()
 
     def initialize(self) -> None:
@@ -117,8 +128,8 @@ class ServerLink:
         return self._network.start_send(self._servers[position], message)
 
     def _answer(self, position: int) -> Message:
-        server, target = self._servers[position], self._target(position)
-        if target is None:
+        server = self._servers[position]
+        if self._overwrite is None or (target := self._target(position)) is None:
             return self._network.receive(server)[1]
         return self._network.receive_into(target, server)
 
@@ -143,7 +154,6 @@ class PushPull(ServerLink, Stateful):
         "_flat",
         "_gradients",
         "_memory",
-        "_overwrite",
         "_parameters",
         "_sliced",
         "_under_way",
@@ -243,7 +253,7 @@ class PushPull(ServerLink, Stateful):
         return stop
 
     def _target(self, position: int) -> Tensor | None:
-        return None if self._overwrite is None else self._parameters[position]
+        return self._parameters[position]
 
     def _take_answers(self, answers: Sequence[Message] = ()) -> bool:
         """Receive the servers' answers; wait for them if necessary."""
