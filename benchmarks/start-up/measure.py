@@ -205,8 +205,8 @@ def start(way: str, job: list[str], folder: Path) -> dict[str, float]:
             await_event("WorkerJoined", folder, processes)
             joined_s = time.perf_counter()
             now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-            kin = descendants()
-            [stat] = [kin[pid] for pid in ranks() if pid not in before]
+            [replacement] = [pid for pid in ranks() if pid not in before]
+            stat = descendants()[replacement]
             found["replaced_s"] = now_s - int(stat[19]) * TICK_S
             found["replaced_cpu_s"] = own_cpu_s(stat)
             found["joined_s"] = joined_s - killed_s
