@@ -16,7 +16,6 @@ import polyrhythm
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.exchanger import Exchanger
 from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
-from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import MEAN, Part, StateField
 from polyrhythm.strategies.strategy import Strategy, Traits
 from polyrhythm.strategies.worker_part import Logged, WorkerPart
@@ -61,9 +60,6 @@ class EveryOther(Strategy):
 
     def traits(self, workers: int) -> Traits:
         return Traits(local_models=workers > 1, exchange_every=2)
-
-    def faults(self, workers: int) -> FaultPolicy:
-        return FaultPolicy.regrouping(workers)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from polyrhythm.errors import unknown
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.strategy import Strategy
 
 
@@ -27,6 +28,25 @@ def strategies(name: str | None = None) -> list[dict[str, Any]]:
     return [_described(kind) for key, kind in known.items() if name in (None, key)]
 
 
+_WORKERS = 4
+
+
+def _after_loss(policy: FaultPolicy) -> str:
+    """Return what happens when a worker fails, for users."""
+    if policy.regroups:
+        return "the others regroup and continue from what all of them have; a replacement joins them"
+    if policy.regroups_apart:
+        return "its group regroups and continues, and a replacement joins it; other groups are not affected"
+    if not policy.continues:
+        return "the run stops and names it; `--resume` continues from the last checkpoint"
+    some = (
+        ""
+        if policy.spares >= _WORKERS - 1
+        else f"up to {policy.spares} of {_WORKERS} may be missing at once: "
+    )
+    return f"{some}the others continue, and a replacement takes over the remaining steps"
+
+
 def _described(kind: Any) -> dict[str, Any]:
     assert issubclass(kind, Strategy)
     made = kind()
@@ -41,6 +61,6 @@ def _described(kind: Any) -> dict[str, Any]:
         "bytes_per_step": kind.facts.bytes_per_step,
         "staleness": kind.facts.staleness,
         "use_it": kind.facts.use_it,
-        "when_a_worker_dies": kind.facts.when_a_worker_dies,
+        "when_a_worker_dies": _after_loss(made.faults(_WORKERS)),
         "keys": {key: str(getattr(made, key)) for key in kind.model_fields},
     }

@@ -194,19 +194,31 @@ class Resharding:
         return tensors, facts
 
 
-def by_fields(fields: tuple[StateField, ...], after: int) -> Resharding:
-    """Return the resharding of synchronous workers without servers, by the conversions of their fields.
+def by_fields(fields: tuple[StateField, ...], after: int, *, together: bool = True) -> Resharding:
+    """Return the resharding of workers without servers, by the conversions of their fields.
 
     Args:
-        fields: fields of a worker's state; the first may be its parameters.
+        fields: fields of a worker's state; the first may be its parameters. Means are weighted by a fact `weight`.
         after: new number of workers.
+        together: whether all have done the same number of steps.
     """
-    first = fields[0]
-    text = "all continue from worker 0's parameters and optimizer"
-    if first.conversion != COMMON:
-        text = "all restart from the mean of {states} models and of their optimizers' momenta"
+    text, parameters = "all continue from worker 0's parameters and optimizer", ""
+    if fields[0].conversion != COMMON:
+        text = "all continue from the mean of {states} models and of their optimizers' momenta"
+        parameters = fields[0].name
+
+    def remark(held: Held) -> str:
+        missing = 0 if together else len(held.steps) - len(held.workers)
+        return f"; {missing} sent none, and are assumed to be at the step of worker 0" if missing else ""
+
     return Resharding(
-        after=after, text=text, workers=fields, parameters=first.name if first.conversion != COMMON else ""
+        after=after,
+        text=text,
+        remark=remark,
+        workers=fields,
+        count=lockstep if together else own_steps,
+        weight="weight" if any(field.name == "weight" for field in fields) else "",
+        parameters=parameters,
     )
 
 

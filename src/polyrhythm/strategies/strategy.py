@@ -10,7 +10,7 @@ read by launchers, roles, the simulator and the generated tables. `Paper` and `F
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,7 +27,7 @@ from polyrhythm.strategies.resharding import Resharding, by_fields, same_for_all
 from polyrhythm.strategies.role_assignment import Placement, RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Logged, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -65,15 +65,11 @@ class Facts:
         bytes_per_step: bytes that all ranks together send for each step of one worker.
         staleness: mean staleness with equally fast workers.
         use_it: conditions under which to choose it.
-        when_a_worker_dies: behavior when a worker fails.
     """
 
     bytes_per_step: str
     staleness: str
     use_it: str
-    when_a_worker_dies: str = field(
-        default="the run stops and names it; `--resume` continues from the last checkpoint"
-    )
 
 
 class GroupOutput(Enum):
@@ -233,8 +229,12 @@ class Strategy(Config):
         return Traits()
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return the fault policy of runs with `workers` workers."""
-        return FaultPolicy()
+        """Return the fault policy of runs with `workers` workers.
+
+        By default, workers in lockstep with logged exchanges regroup; of others, none may fail.
+        """
+        logged = self.part is not None and issubclass(self.part, Logged)
+        return FaultPolicy.regrouping(workers, possible=logged and self.traits(workers).lockstep)
 
     def in_own_loop(self) -> Strategy:
         """Return the strategy for a user's own loop, which may read all state between two steps."""

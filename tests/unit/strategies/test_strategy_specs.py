@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from polyrhythm.api.strategies import strategies
 from polyrhythm.communication.message import Kind, Message, RefusedMessage
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
@@ -29,9 +30,10 @@ def test_every_strategy_says_where_it_comes_from_and_what_it_costs(name):
     assert isinstance(made, Strategy)
     assert 1951 <= made.paper.year <= 2030
     assert str(made.paper).endswith(made.paper.arxiv)
-    assert all(
-        (made.facts.bytes_per_step, made.facts.staleness, made.facts.use_it, made.facts.when_a_worker_dies)
-    )
+    assert all((made.facts.bytes_per_step, made.facts.staleness, made.facts.use_it))
+    [entry] = strategies(name)
+    assert ("the run stops" in entry["when_a_worker_dies"]) == (not made.faults(4).continues)
+    assert ("missing at once" in entry["when_a_worker_dies"]) == (0 < made.faults(4).spares < 3)
 
 
 @pytest.mark.parametrize(

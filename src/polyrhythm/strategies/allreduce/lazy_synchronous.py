@@ -99,7 +99,6 @@ class LazySynchronous(Strategy, SizesBuckets):
         bytes_per_step="2M(N-1)/N",
         staleness="0",
         use_it="as synchronous, where the network takes longer than the backward pass; one more copy of the gradients",
-        when_a_worker_dies="the others regroup at each layer's last update and continue; a replacement joins them",
     )
     why_not_compressed: ClassVar[str] = (
         "its pieces are sent in order of urgency, and compressors need whole gradients: use synchronous"

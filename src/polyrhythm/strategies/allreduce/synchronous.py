@@ -77,7 +77,6 @@ class Synchronous(Compressible, SizesBuckets, AveragesGradients):
         bytes_per_step="2M(N-1)/N",
         staleness="0",
         use_it="equally fast machines on a fast network; the same result as one large batch",
-        when_a_worker_dies="the others regroup at the last whole step and continue; a replacement joins them",
     )
 
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import Averaging
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, ModelMean
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Correction, Rounds, RoundsWorker
 from polyrhythm.strategies.state import UNCHANGED, StateField
@@ -58,7 +58,6 @@ class ADMM(Averaging):
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
         use_it="as scaffold, with half the traffic and one more key to tune, rho",
-        when_a_worker_dies=MEET_AGAIN,
     )
     why_not_compressed: ClassVar[str] = (
         "duals would add up the compression errors of all rounds: use local_sgd or diloco"

@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
+from polyrhythm.strategies.averaging.rounds.averaging import CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker
 from polyrhythm.strategies.state import StateField
@@ -56,7 +56,6 @@ class BMUF(CompressedAveraging):
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
         use_it="as local SGD, with many workers: momentum compensates for the averaging",
-        when_a_worker_dies=MEET_AGAIN,
     )
 
     steps: Count = 16

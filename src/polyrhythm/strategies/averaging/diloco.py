@@ -33,7 +33,7 @@ from polyrhythm.communication.exchanger import Exchanger, Sums
 from polyrhythm.communication.log import MODELS, Result
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
+from polyrhythm.strategies.averaging.rounds.averaging import CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.model_mean import LocalOptimizer, ModelMean
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker
 from polyrhythm.strategies.resharding import Resharding, same_for_all
@@ -73,7 +73,6 @@ class DiLoCo(CompressedAveraging):
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
         use_it="distant machines that can communicate only every few hundred steps",
-        when_a_worker_dies=MEET_AGAIN,
     )
 
     steps: Count = 32

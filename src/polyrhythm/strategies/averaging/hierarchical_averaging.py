@@ -21,7 +21,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import Averaging
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper
@@ -48,7 +48,6 @@ class HierarchicalAveraging(Averaging):
         bytes_per_step="2M(R-1)/(RH) + 2M(N-1)/(NK)",
         staleness="0",
         use_it="hosts with several workers each and a much slower network between hosts; K steps between means of all",
-        when_a_worker_dies=MEET_AGAIN,
     )
     why_not_compressed: ClassVar[str] = (
         "the means of groups and of all would each keep compression errors that the other needs: use local_sgd"

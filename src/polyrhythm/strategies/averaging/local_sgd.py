@@ -27,7 +27,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.aggregator import AGGREGATORS, Aggregator
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
+from polyrhythm.strategies.averaging.rounds.averaging import CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, ModelMean
 from polyrhythm.strategies.averaging.rounds.robust_mean import RobustModelMean, robust_resharding
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
@@ -57,7 +57,6 @@ class LocalSGD(CompressedAveraging):
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
         use_it="equally fast machines on a slow network: H times less traffic than synchronous",
-        when_a_worker_dies=MEET_AGAIN,
     )
     output: ClassVar[GroupOutput] = GroupOutput.MODELS
     sums_gradients: ClassVar[bool] = True

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
+from polyrhythm.strategies.averaging.rounds.averaging import CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.rounds_worker import NaturalGradients, Rounds, RoundsWorker
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -57,7 +57,6 @@ class NGSGD(CompressedAveraging):
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
         use_it="as local SGD, where layers are badly scaled and rounds are long: natural gradients keep models close",
-        when_a_worker_dies=MEET_AGAIN,
     )
     sums_gradients: ClassVar[bool] = True
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import Averaging
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -39,7 +39,6 @@ class ParallelSGD(Averaging):
         bytes_per_step="0",
         staleness="0",
         use_it="almost no network, and a nearly convex objective; a baseline for all other strategies",
-        when_a_worker_dies=MEET_AGAIN,
     )
     why_not_compressed: ClassVar[str] = (
         "models are averaged once, at the end, and compression errors would never be sent: use local_sgd"

@@ -21,7 +21,7 @@ from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.exchanger import Exchanger
 from polyrhythm.communication.log import Result
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import Averaging
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, ModelMean
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.gradient_mean import GradientMean
@@ -49,7 +49,6 @@ class PostLocalSGD(Averaging):
         bytes_per_step="2M(N-1)/N, later 2M(N-1)/(NH)",
         staleness="0",
         use_it="as local SGD, where accuracy must match that of small batches",
-        when_a_worker_dies=MEET_AGAIN,
     )
     why_not_compressed: ClassVar[str] = (
         "gradients are averaged at first and models later, and compression errors of one do not apply to the "

@@ -27,7 +27,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import Averaging
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Correction, Rounds, RoundsWorker
 from polyrhythm.strategies.state import UNCHANGED, StateField
@@ -57,7 +57,6 @@ class Scaffold(Averaging):
         bytes_per_step="4M(N-1)/(NH)",
         staleness="0",
         use_it="as local SGD with long rounds, where workers have different images",
-        when_a_worker_dies=MEET_AGAIN,
     )
     why_not_compressed: ClassVar[str] = (
         "compression errors of models would enter the control variates, which never correct them: use local_sgd"

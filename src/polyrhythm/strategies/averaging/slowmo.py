@@ -35,10 +35,9 @@ from torch import Tensor
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging, over_base
+from polyrhythm.strategies.averaging.rounds.averaging import CompressedAveraging, over_base
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
-from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.gossip.mixing.turns import InTurns
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.state import Part, State, StateField, without
@@ -74,7 +73,6 @@ class SlowMo(CompressedAveraging, Remarks):
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
         use_it="as local SGD, where its accuracy falls behind synchronous training",
-        when_a_worker_dies=MEET_AGAIN,
     )
 
     steps: Count = 12
@@ -117,9 +115,6 @@ class SlowMo(CompressedAveraging, Remarks):
         if self.base is None:
             return found
         return replace(found, local_steps=False, counts_samples=self.base.traits(workers).counts_samples)
-
-    def faults(self, workers: int) -> FaultPolicy:
-        return super().faults(workers) if self.base is None else self.base.faults(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
         if self.base is None:

@@ -30,11 +30,10 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.gossip.mixing.replica import of_replicas
 from polyrhythm.strategies.gossip.mixing.turns import remark
 from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper, Reply, place_of
 from polyrhythm.strategies.gossip.pairing.membership import KINDS, Host, KeeperSuccessor, Member, Membership
-from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.resharding import Resharding, by_fields
 from polyrhythm.strategies.state import MEAN, Part, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
 from polyrhythm.strategies.topologies.ring import Ring
@@ -61,7 +60,6 @@ class ADPSGD(Strategy, Remarks):
         bytes_per_step="M",
         staleness="1",
         use_it="uneven, slow or unreliable machines on a slow network, without servers",
-        when_a_worker_dies="the others continue; a replacement starts from the mean of its neighbors' parameters",
     )
     why_not_compressed: ClassVar[str] = (
         "pairs are random, and each worker would need copies of all others: use d_psgd"
@@ -88,7 +86,7 @@ class ADPSGD(Strategy, Remarks):
         return FaultPolicy.independent(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return of_replicas(after, ADPSGDWorker.fields, together=False)
+        return by_fields(ADPSGDWorker.fields, after, together=False)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         return ADPSGDWorker(setting, self.topology)

@@ -36,9 +36,8 @@ from polyrhythm.compression.payoff import Exchange
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.compressing import Compressible
-from polyrhythm.strategies.gossip.mixing.replica import of_replicas
-from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
-from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.gossip.mixing.turns import InTurns, TurnsWorker
+from polyrhythm.strategies.resharding import Resharding, by_fields
 from polyrhythm.strategies.state import MEAN, OWN, Part, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.topologies.ring import Ring
@@ -71,7 +70,6 @@ class DPSGD(InTurns, Compressible):
         bytes_per_step="2M on a ring",
         staleness="0",
         use_it="networks with slow all-to-all communication: messages to neighbors only, overlapped with computation",
-        when_a_worker_dies=REUNITE,
     )
 
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = Ring()
@@ -112,7 +110,7 @@ class DPSGD(InTurns, Compressible):
         return Exchange(most * whole_bytes, most * payload_bytes, encodings=1.0, decodings=1.0 + most)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return of_replicas(after, DPSGDWorker.fields, together=True)
+        return by_fields(DPSGDWorker.fields, after)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         return DPSGDWorker(setting, self)

@@ -29,10 +29,9 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.gossip.mixing.replica import (
     mean_by_mass,
-    of_replicas,
 )
-from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
-from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.gossip.mixing.turns import InTurns, TurnsWorker
+from polyrhythm.strategies.resharding import Resharding, by_fields
 from polyrhythm.strategies.state import MEAN, Conversion, Part, State, StateField, check_shape, reset
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.topologies.one_peer_exponential import OnePeerExponential
@@ -60,7 +59,6 @@ class SGP(InTurns):
         bytes_per_step="M",
         staleness="0",
         use_it="slow networks: each worker sends one message per step, and reaches all others within a few steps",
-        when_a_worker_dies=REUNITE,
     )
     why_not_compressed: ClassVar[str] = (
         "parameters are sent with their mass, and a compressed message would not preserve the sum: use d_psgd"
@@ -70,7 +68,7 @@ class SGP(InTurns):
     overlap: bool = False
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return of_replicas(after, SGPWorker.fields, together=True)
+        return by_fields(SGPWorker.fields, after)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         return SGPWorker(setting, self)

@@ -40,10 +40,6 @@ class BackupWorkers(Served):
         bytes_per_step="2M",
         staleness="0",
         use_it="lockstep accuracy, with a few stragglers or workers that may be lost",
-        when_a_worker_dies=(
-            "up to b may be missing at once: the others continue, and a replacement joins; with more the run "
-            "stops and names them"
-        ),
     )
 
     spare: int = Field(default=1, ge=0)

@@ -45,7 +45,6 @@ class DCASGD(Served):
         bytes_per_step="2M",
         staleness="N-1",
         use_it="as the asynchronous parameter server, where stale gradients cost accuracy",
-        when_a_worker_dies="the others continue, and a replacement takes over the remaining steps",
     )
 
     variant: Literal["c", "a"] = "a"

@@ -42,7 +42,6 @@ from torch import Tensor
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.aggregators.weighted_mean import WeightedMean
-from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.elastic.averaging import PlainStep
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push_of_any_step
@@ -90,7 +89,6 @@ class DecoupledDiLoCo(WithServers):
         bytes_per_step="2M/H",
         staleness="N/quorum-1",
         use_it="distant, uneven or failing machines that communicate only every few hundred steps and must not wait",
-        when_a_worker_dies="the others continue, and a replacement begins with the servers' model",
     )
     why_not_compressed: ClassVar[str] = (
         "servers merge changes of models that they do not know: use diloco, or leave compress out"
@@ -129,9 +127,6 @@ class DecoupledDiLoCo(WithServers):
             exchange_every=self.steps,
             gradients=workers,
         )
-
-    def faults(self, workers: int) -> FaultPolicy:
-        return FaultPolicy.independent(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
         return Resharding(

@@ -44,7 +44,6 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Message
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.parameter_server.composition.served import ReplicableServers
 from polyrhythm.strategies.parameter_server.serving.admission import Configuration, admit_push_of_any_step
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
@@ -87,7 +86,6 @@ class Downpour(ReplicableServers):
         bytes_per_step="M/n_push + M/n_fetch",
         staleness="2N-1 where both are 1",
         use_it="slow networks, with transfers hidden behind compute; gradients are late, which must be acceptable",
-        when_a_worker_dies=("the others continue, and a replacement takes over the remaining steps"),
     )
 
     n_fetch: Count = 1
@@ -116,9 +114,6 @@ class Downpour(ReplicableServers):
             exact_sums=self.compress is None,
             sends_by_value=self.compress is not None and self.compress.by_value,
         )
-
-    def faults(self, workers: int) -> FaultPolicy:
-        return replace(FaultPolicy.independent(workers), holders=self.holders)
 
     def resharding(self, before: int, after: int) -> Resharding:
         return Resharding(

@@ -20,7 +20,6 @@ from typing import ClassVar
 
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.parameter_server.elastic.averaging import (
-    WHEN_A_WORKER_DIES,
     ElasticAveraging,
     LocalStep,
     NesterovStep,
@@ -44,7 +43,6 @@ class EAMSGD(ElasticAveraging):
         bytes_per_step="2M/tau",
         staleness="N-1 (0 if synchronous)",
         use_it="as easgd, where steps are few: the momentum looks ahead",
-        when_a_worker_dies=WHEN_A_WORKER_DIES,
     )
     plain_steps: ClassVar[bool] = False
 

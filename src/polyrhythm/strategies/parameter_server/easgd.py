@@ -23,7 +23,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from polyrhythm.strategies.parameter_server.elastic.averaging import (
-    WHEN_A_WORKER_DIES,
     ElasticAveraging,
     LocalStep,
     PlainStep,
@@ -42,7 +41,6 @@ class EASGD(ElasticAveraging):
         bytes_per_step="2M/tau",
         staleness="N-1 (0 if synchronous)",
         use_it="slow networks and uneven machines: little is sent, and workers explore on their own",
-        when_a_worker_dies=WHEN_A_WORKER_DIES,
     )
     plain_steps: ClassVar[bool] = True
 

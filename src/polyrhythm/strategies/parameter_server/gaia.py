@@ -88,7 +88,6 @@ class Gaia(WithServers):
         bytes_per_step="2M + at most MG(G-1)/N, G sites",
         staleness="updates of other sites: at most G-1 per round",
         use_it="several sites with a slow network between them",
-        when_a_worker_dies="its site and the others continue, and a replacement takes over the remaining steps",
     )
     why_not_compressed: ClassVar[str] = (
         "sites send no more than what has changed much, which is a compression of its own: leave compress out"

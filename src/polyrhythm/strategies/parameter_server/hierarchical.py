@@ -97,7 +97,6 @@ class Hierarchical(WithServers):
         bytes_per_step="2M + 2MG/N, G groups",
         staleness="0 (G-1 if asynchronous)",
         use_it="many workers, with more gradients than one server can process",
-        when_a_worker_dies="its leaf continues without it, and a replacement begins where its group is",
     )
     why_not_compressed: ClassVar[str] = (
         "servers of groups would leave out parts of what they pass on: use parameter_server"

@@ -46,7 +46,6 @@ class Hogwild(Strategy):
         bytes_per_step="0",
         staleness="N-1",
         use_it="several workers on one host, with small or sparse models",
-        when_a_worker_dies="the others continue; a replacement finds the shared vector",
     )
     why_not_compressed: ClassVar[str] = "its workers share memory, and nothing travels: leave compress out"
 

@@ -91,9 +91,6 @@ class Mixed(WithServers, SizesBuckets):
         bytes_per_step="3M(R-1)/R + 2M/R",
         staleness="N/R-1",
         use_it="hosts with several workers each and a slower network between hosts",
-        when_a_worker_dies=(
-            "its group regroups and continues, and a replacement joins it; other groups are not affected"
-        ),
     )
     why_not_compressed: ClassVar[str] = (
         "the compression error of a group's mean belongs to none of its workers: use parameter_server, or "

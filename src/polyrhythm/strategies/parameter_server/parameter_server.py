@@ -46,7 +46,6 @@ class ParameterServer(Served):
         bytes_per_step="2M",
         staleness="N-1 (0 if synchronous)",
         use_it="asynchronous: uneven machines that should not wait for each other",
-        when_a_worker_dies="the others continue, and a replacement takes over the remaining steps",
     )
 
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Asynchronous()

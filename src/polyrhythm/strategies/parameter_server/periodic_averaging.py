@@ -23,7 +23,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.elastic.averaging import (
     ElasticRule,
@@ -55,9 +54,6 @@ class PeriodicAveraging(WithServers):
         bytes_per_step="2M/H",
         staleness="N-1",
         use_it="slow networks and uneven machines that should not wait; simpler than elastic averaging",
-        when_a_worker_dies=(
-            "the others continue, and a replacement begins at the mean with the remaining steps"
-        ),
     )
     why_not_compressed: ClassVar[str] = (
         "servers average whole models, and do not know where a worker's began: use local_sgd or diloco"
@@ -80,9 +76,6 @@ class PeriodicAveraging(WithServers):
             exchange_every=self.steps,
             gradients=workers,
         )
-
-    def faults(self, workers: int) -> FaultPolicy:
-        return FaultPolicy.independent(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
         return of_center(after)

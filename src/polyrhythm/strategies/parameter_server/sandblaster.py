@@ -58,7 +58,6 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.aggregator import mean
-from polyrhythm.strategies.fault_policy import FaultPolicy, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push_of_any_step
 from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange, summed
@@ -93,7 +92,6 @@ class Sandblaster(WithServers):
         bytes_per_step="2M/portions",
         staleness="0",
         use_it="large batches and a network that is much slower than computing",
-        when_a_worker_dies="the others continue, and a replacement takes over the remaining portions",
     )
     why_not_compressed: ClassVar[str] = (
         "its line search compares exact losses along exact gradients: use parameter_server"
@@ -106,10 +104,6 @@ class Sandblaster(WithServers):
 
     def traits(self, workers: int) -> Traits:
         return replace(super().traits(workers), exchange_every=self.portions, gradients=workers)
-
-    def faults(self, workers: int) -> FaultPolicy:
-        """Return a policy to continue: a batch consists of the present workers, and servers hold the run's state."""
-        return FaultPolicy.independent(workers, Rejoin.BEHIND)
 
     def resharding(self, before: int, after: int) -> Resharding:
         return Resharding(

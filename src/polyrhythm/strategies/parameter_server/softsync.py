@@ -44,7 +44,6 @@ class Softsync(Served):
         bytes_per_step="2M",
         staleness="n",
         use_it="many uneven workers: staleness stays about n, whatever their number",
-        when_a_worker_dies="the others continue, and a replacement takes over the remaining steps",
     )
 
     n: int = Field(default=1, ge=1)

@@ -41,7 +41,6 @@ class SSP(Served):
         bytes_per_step="M + M/(s+1) at best, 2M at worst",
         staleness="up to (2s+1)(N-1)",
         use_it="temporary stragglers, or a network that carries few reads; staleness has a bound",
-        when_a_worker_dies="the others continue, and a replacement takes over the remaining steps",
     )
 
     s: int = Field(default=3, ge=0)

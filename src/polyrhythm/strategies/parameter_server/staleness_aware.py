@@ -35,7 +35,6 @@ class StalenessAware(Served):
         bytes_per_step="2M",
         staleness="N-1",
         use_it="as the asynchronous parameter server, where speeds change and no one rate suits all gradients",
-        when_a_worker_dies="the others continue, and a replacement takes over the remaining steps",
     )
 
     def rules(self) -> tuple[Consistency, Handling]:

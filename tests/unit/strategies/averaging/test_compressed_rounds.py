@@ -9,8 +9,8 @@ from conformance.jobs import make_job, simulated, strategy, vector_of
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.averaging.rounds.averaging import of_rounds
-from polyrhythm.strategies.resharding import Held
+from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
+from polyrhythm.strategies.resharding import Held, by_fields
 
 FAMILY = ["local_sgd(steps=2", "diloco(steps=2"]
 
@@ -47,7 +47,7 @@ def test_another_number_of_workers_shares_what_was_kept_back():
         )
         for worker in range(3)
     }
-    found = of_rounds(2).worker_states(Held(torch.zeros(4), (2, 2, 2), states, []), 2)
+    found = by_fields(RoundsWorker.fields, 2).worker_states(Held(torch.zeros(4), (2, 2, 2), states, []), 2)
     for tensors, _ in found.values():  # a sum of 6 over 3 is a sum of 4 over 2
         assert torch.equal(tensors["kept.own.residual"], torch.full((4,), 2.0))
 

@@ -22,14 +22,11 @@ from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
 from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.resharding import Held, Resharding
+from polyrhythm.strategies.resharding import Held, Resharding, by_fields
 from polyrhythm.strategies.state import State, without
 from polyrhythm.strategies.strategy import GroupOutput, Strategy, Traits
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
-
-MEET_AGAIN = "the others finish the round and average without it; a replacement joins at that mean"
-"""Consequence of a worker's death."""
 
 
 class Averaging(Strategy):
@@ -67,7 +64,7 @@ class Averaging(Strategy):
         return FaultPolicy.regrouping(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return of_rounds(after)
+        return by_fields(RoundsWorker.fields, after)
 
 
 class CompressedAveraging(Averaging, Compressible):
@@ -105,29 +102,6 @@ class CompressedAveraging(Averaging, Compressible):
 
 
 _OUTER = "outer."
-_OUTER_TEXT = ", in the same round, with the state of the outer rule"
-_CORRECTION_TEXT = ", in the same round, with corrections of gradients that start at 0"
-
-
-def of_rounds(after: int) -> Resharding:
-    """Return the resharding of rounds of local steps: all workers get the mean of all models.
-
-    Args:
-        after: new number of workers.
-    """
-
-    def remark(held: Held) -> str:
-        facts = held.workers[0][1]
-        return _OUTER_TEXT if _OUTER in facts else _CORRECTION_TEXT if "correction." in facts else ""
-
-    return Resharding(
-        after=after,
-        text="all continue from the mean of {states} models and of their optimizers' momenta",
-        remark=remark,
-        workers=RoundsWorker.fields,
-        weight="weight",
-        parameters="vector",
-    )
 
 
 def over_base(base: Resharding) -> Resharding:
@@ -153,4 +127,4 @@ def over_base(base: Resharding) -> Resharding:
             for worker, (own, stated) in base.worker_states(bare(held), step).items()
         }
 
-    return replace(base, workers=workers, remark=lambda held: base.remark(bare(held)) + _OUTER_TEXT)
+    return replace(base, workers=workers, remark=lambda held: base.remark(bare(held)))

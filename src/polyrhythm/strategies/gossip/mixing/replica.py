@@ -1,4 +1,4 @@
-"""Replicas of gossip strategies, different on all workers: their state, their mean, their resharding.
+"""Means of the replicas of gossip strategies, which differ between workers.
 
 A run resumed with another number of workers restarts from the mean of the replicas, weighted by mass, with the mean of
 their optimizers' momenta.
@@ -7,32 +7,14 @@ their optimizers' momenta.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.strategies.resharding import Held, Resharding, by_fields, lockstep, own_steps
-from polyrhythm.strategies.state import State, StateField, below
+from polyrhythm.strategies.state import State, below
 from polyrhythm.training.optimizer_state import weighted_mean
 
 _ARRIVED = "arrived."
-
-
-def of_replicas(after: int, fields: tuple[StateField, ...], *, together: bool) -> Resharding:
-    """Return the resharding of replicas.
-
-    Args:
-        after: new number of workers.
-        fields: fields of a worker's state; the first is its parameters.
-        together: whether all have done the same number of steps.
-    """
-
-    def remark(held: Held) -> str:
-        missing = 0 if together else len(held.steps) - len(held.workers)
-        return f"; {missing} sent none, and are assumed to be at the step of worker 0" if missing else ""
-
-    return replace(by_fields(fields, after), remark=remark, count=lockstep if together else own_steps)
 
 
 def mean_by_mass(name: str, states: Sequence[State], weights: Sequence[float]) -> State:

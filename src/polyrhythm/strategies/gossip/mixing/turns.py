@@ -82,8 +82,6 @@ class InTurns(Strategy, Remarks):
         return FaultPolicy.regrouping(workers)
 
 
-REUNITE = "the others restart from the mean of their models, with a matrix for their number; a replacement joins them"
-"""Consequence of a worker's death."""
 _NEVER = -1
 
 

@@ -65,6 +65,11 @@ class WithServers(Strategy):
     def traits(self, workers: int) -> Traits:
         return Traits(servers=self.servers, shards=self.servers, placement=self.placement)
 
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return a policy to continue: servers hold the run's state."""
+        rejoin = Rejoin.BEHIND if self.traits(workers).lockstep else Rejoin.LEVEL
+        return FaultPolicy.independent(workers, rejoin)
+
 
 class ReplicableServers(WithServers, Compressible):
     """A strategy with shards that may be on two servers, and with pushes and answers that may be compressed.
@@ -117,6 +122,9 @@ class ReplicableServers(WithServers, Compressible):
         """Servers that hold each shard, for the `FaultPolicy`."""
         shards = range(self.servers) if self.replicas > 1 else ()
         return tuple((shard, (shard + 1) % self.servers) for shard in shards)
+
+    def faults(self, workers: int) -> FaultPolicy:
+        return replace(super().faults(workers), holders=self.holders)
 
     def server_of(self, setting: ServerSetting, make: Callable[[int], ServerSession]) -> ServerPart:
         """Return a server, given the constructor of the session of a shard."""

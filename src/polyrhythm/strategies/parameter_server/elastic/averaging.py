@@ -46,7 +46,6 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.fault_policy import FaultPolicy, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_vector, payload
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate, RoundsGate
@@ -110,7 +109,6 @@ class ElasticRule:
 PAPER = Paper(
     "Zhang, Choromanska, LeCun", "Deep learning with Elastic Averaging SGD", "NIPS", 2015, "1412.6651"
 )
-WHEN_A_WORKER_DIES = "the others continue, and a replacement begins at the center with the remaining steps"
 
 
 class ElasticAveraging(WithServers, Remarks):
@@ -162,10 +160,6 @@ class ElasticAveraging(WithServers, Remarks):
             gradients=workers,
             counts_samples=False,
         )
-
-    def faults(self, workers: int) -> FaultPolicy:
-        rejoin = Rejoin.BEHIND if self.mode == "synchronous" else Rejoin.LEVEL
-        return FaultPolicy.independent(workers, rejoin)
 
     def resharding(self, before: int, after: int) -> Resharding:
         return of_center(after)
