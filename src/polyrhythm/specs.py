@@ -2,6 +2,9 @@
 
 A spec chooses one configuration out of a folder. The folder is the registry: every module in it is one choice, and
 holds one class of the module's name (`tf1_rmsprop.py` holds `TF1RMSProp`), a `Config` with the keys as fields.
+
+A class outside the package is chosen by its module and name, `my_module.MyClass(key=value)`. Text alone imports no such
+module, since it may be that of a run folder: the class must be imported already, or its module be in `IMPORTS`.
 """
 
 from __future__ import annotations
@@ -9,8 +12,10 @@ from __future__ import annotations
 import ast
 import importlib
 import keyword
+import os
 import pkgutil
 import re
+import sys
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, TypeVar, get_args
@@ -20,6 +25,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from polyrhythm.errors import RequestError, unknown
 
 _Model = TypeVar("_Model", bound=BaseModel)
+IMPORTS = "POLYRHYTHM_IMPORT"
+"""Environment variable with the modules that specs may import for classes outside the package, separated by commas."""
+_outside: set[str] = set()
+"""Modules outside the package that have defined such classes in this process."""
+_PACKAGE = __name__.partition(".")[0]
 _RESERVED = re.compile(
     rf"""'[^']*'|"[^"]*"|\b({"|".join({*keyword.kwlist} - {"True", "False", "None"})})\b"""
 )
@@ -62,10 +72,10 @@ def parse(text: str) -> Spec:
     unreadable = RequestError(f"cannot read {text!r:.200}: write name or name(key=value, …)")
     try:
         node = ast.parse(_RESERVED.sub(_unreserved, text.strip()), mode="eval").body
-        if isinstance(node, ast.Name):
-            return Spec(_name(node.id))
         if isinstance(node, ast.Call):
             return _call(node, text)
+        if (name := _dotted(node)) is not None:
+            return Spec(name)
     except RequestError:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -82,8 +92,18 @@ def _name(identifier: str) -> str:
     return identifier.rstrip("_") if keyword.iskeyword(identifier.rstrip("_")) else identifier
 
 
+def _dotted(node: ast.expr) -> str | None:
+    """Return the name that an expression is, such as `ring` or `my_module.MyRing`; None if it is none."""
+    if isinstance(node, ast.Name):
+        return _name(node.id)
+    if isinstance(node, ast.Attribute) and (module := _dotted(node.value)) is not None:
+        return f"{module}.{node.attr}"
+    return None
+
+
 def _call(node: ast.Call, text: str) -> Spec:
-    if not isinstance(node.func, ast.Name) or node.args or any(word.arg is None for word in node.keywords):
+    named = _dotted(node.func)
+    if named is None or node.args or any(word.arg is None for word in node.keywords):
         raise RequestError(f"cannot read {text!r:.200}: every value needs its key, as in name(key=value)")
     arguments: dict[str, Any] = {}
     for word in node.keywords:
@@ -91,7 +111,7 @@ def _call(node: ast.Call, text: str) -> Spec:
         if key in arguments:
             raise RequestError(f"cannot read {text!r:.200}: {key} is given twice")
         arguments[key] = _value(word.value, text)
-    return Spec(_name(node.func.id), arguments)
+    return Spec(named, arguments)
 
 
 def _value(node: ast.expr, text: str) -> Any:
@@ -99,6 +119,8 @@ def _value(node: ast.expr, text: str) -> Any:
         return {"true": True, "false": False, "none": None}.get(node.id, _name(node.id))
     if isinstance(node, ast.Call):
         return _call(node, text)
+    if (name := _dotted(node)) is not None:
+        return name
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(element, text) for element in node.elts]
     try:
@@ -133,7 +155,10 @@ class Config(BaseModel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.name = cls.__module__.rpartition(".")[2]
+        inside = cls.__module__.partition(".")[0] == _PACKAGE
+        cls.name = cls.__module__.rpartition(".")[2] if inside else f"{cls.__module__}.{cls.__qualname__}"
+        if not inside:
+            _outside.add(cls.__module__)
 
     def spec(self) -> Spec:
         """Return the spec that builds this configuration: all fields that differ from their defaults."""
@@ -192,11 +217,61 @@ def build(what: str, spec: str | Spec, *packages: str) -> Config:
     """
     parsed = _parsed(what, spec)
     parsed = replace(parsed, name=_FORMER_NAMES.get(parsed.name, parsed.name))
+    if "." in parsed.name:
+        return validated(f"{what} {parsed.name}", _own_class(what, parsed.name, packages), parsed.arguments)
     homes = {name: package for package in packages for name in _names(package)}
     if parsed.name not in homes:
         raise unknown(what, parsed.name, homes)
     kind = _config(f"{homes[parsed.name]}.{parsed.name}", parsed.name)  # the others need not be imported
     return validated(f"{what} {parsed.name}", kind, parsed.arguments)
+
+
+def _own_class(what: str, name: str, packages: tuple[str, ...]) -> type[Config]:
+    """Return the class `module.Class` of a user.
+
+    Raises:
+        RequestError: it is not imported, or is not of the kind of these packages' choices.
+    """
+    module, _, attribute = name.rpartition(".")
+    if module in os.environ.get(IMPORTS, "").split(","):
+        _import(module)
+    kind = getattr(sys.modules.get(module), attribute, None)
+    if not (isinstance(kind, type) and issubclass(kind, Config)):
+        raise RequestError(
+            f"{what} {name} is of another script: put the class into a module of its own"
+            if module == "__main__"
+            else f"{what} {name} is not imported: import {module} first, or set {IMPORTS}={module} in the environment"
+        )
+    bases = [_base(package) for package in packages]
+    if not issubclass(kind, tuple(bases)):
+        raise RequestError(
+            f"{name} is no {what}: it must derive from {bases[0].__module__}.{bases[0].__name__}"
+        )
+    return kind
+
+
+def _base(package: str) -> type[Config]:
+    """Return the class that all choices of a package derive from; `Config` if they share no other."""
+    names = _names(package)
+    first, last = (_config(f"{package}.{name}", name).__mro__ for name in (names[0], names[-1]))
+    kinds = [kind for kind in first if kind in last and issubclass(kind, Config) and kind is not Config]
+    return kinds[-1] if kinds else Config
+
+
+def _import(module: str) -> None:
+    """Import a module of the user, also from the working directory."""
+    if "" not in sys.path:
+        sys.path.append("")
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a module can fail in any way
+        raise RequestError(f"cannot import {module}: {type(error).__name__}: {error}") from error
+
+
+def environment_of_classes() -> dict[str, str]:
+    """Return variables with which a new interpreter builds the specs of classes that are defined in this one."""
+    named = {*_outside, *filter(None, os.environ.get(IMPORTS, "").split(","))}
+    return {IMPORTS: ",".join(sorted(named)), "PYTHONPATH": os.pathsep.join(sys.path)} if named else {}
 
 
 def _parsed(what: str, spec: str | Spec) -> Spec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ import pytest
 
 import polyrhythm
 from conformance.jobs import make_job, resumed, simulated, stop_at
+from polyrhythm.errors import RequestError
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.trials import try_seeds
+from polyrhythm.specs import IMPORTS
 from polyrhythm.strategies.strategy import Strategy
 from simulation.trying import trial
 
@@ -73,3 +77,27 @@ def test_a_class_of_the_former_contract_is_refused_with_the_way_out() -> None:
     said = r"OverlapsBackward is no longer needed: .* \(docs/tutorials/own-strategy"
     with pytest.raises(ImportError, match=said):
         from polyrhythm.strategies.worker_part import OverlapsBackward  # noqa: F401
+
+
+def test_verbs_build_it_from_a_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class in a module of one's own: resumed, compared and planned by name, also in other processes."""
+    block = PAGE.read_text(encoding="utf-8").partition("```python\n")[2].partition("\nrun = ")[0]
+    (tmp_path / "every_other.py").write_text(block, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("every_other")
+    own, job = module.EveryOther(), {"cluster": "office", "data": "digits", "model": "mlp"}
+    compared = polyrhythm.compare(
+        strategies=[own, "synchronous"], workers=[2], epochs=1, out=tmp_path / "compared", **job
+    )
+    assert [row.strategy for row in compared.comparison.rows] == ["every_other.EveryOther", "synchronous"]
+    assert not compared.comparison.refused
+    planned = polyrhythm.plan(
+        target="top1=0.3", strategies=[own], workers=[2], out=tmp_path / "planned", **job
+    )
+    assert [choice.candidate.strategy for choice in planned.choices] == ["every_other.EveryOther"]
+    [folder] = (run.folder for row in compared.comparison.rows[:1] for run in row.runs)
+    monkeypatch.delitem(sys.modules, "every_other")
+    with pytest.raises(RequestError, match="set POLYRHYTHM_IMPORT=every_other"):
+        polyrhythm.why(folder)
+    monkeypatch.setenv(IMPORTS, "every_other")
+    assert polyrhythm.why(folder).images_per_s > 0

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from polyrhythm.errors import RequestError
-from polyrhythm.specs import Spec, build, choices, parse, validated
+from polyrhythm.specs import IMPORTS, Spec, build, choices, parse, validated
 from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.training.optimizers.sgd import SGD
 
 OPTIMIZERS = "polyrhythm.training.optimizers"
@@ -25,6 +28,11 @@ OPTIMIZERS = "polyrhythm.training.optimizers"
         ("a(b=none, c=None, d=false)", Spec("a", {"b": None, "c": None, "d": False})),
         ("ps(consistency=async)", Spec("ps", {"consistency": "async"})),
         ("from(lambda=2, path='import in')", Spec("from", {"lambda": 2, "path": "import in"})),
+        ("own.Ring", Spec("own.Ring")),
+        (
+            "a(b=own.Ring, c=own.rings.Ring(d=1))",
+            Spec("a", {"b": "own.Ring", "c": Spec("own.rings.Ring", {"d": 1})}),
+        ),
     ],
 )
 def test_parse(text: str, spec: Spec) -> None:
@@ -41,7 +49,22 @@ def test_a_spec_is_read_back_from_its_text(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "(", "a b", "1", "a.b", "a(", "a(1)", "a(**b)", "a(b=c d)", "a(b=1 + x)", "a()()", "[a]", "(" * 500],
+    [
+        "",
+        "(",
+        "a b",
+        "1",
+        "a.",
+        "a().b",
+        "a(",
+        "a(1)",
+        "a(**b)",
+        "a(b=c d)",
+        "a(b=1 + x)",
+        "a()()",
+        "[a]",
+        "(" * 500,
+    ],
 )
 def test_what_is_no_spec_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="cannot read"):
@@ -94,6 +117,42 @@ def test_numbers_may_come_as_text() -> None:
 def test_a_truth_value_is_no_number() -> None:
     with pytest.raises(RequestError, match=r"^it: share should be a number \(given True\)$"):
         validated("it", Numbers, {"share": True})
+
+
+class Halved(Plain):
+    """A merge rule outside the package."""
+
+    share: float = 0.5
+
+
+def test_a_class_outside_the_package_is_built_back_from_its_own_spec() -> None:
+    made = build("strategy", f"parameter_server(merge={__name__}.Halved(share=0.25))", *FAMILIES)
+    assert made.merge == Halved(share=0.25)  # type: ignore[attr-defined]
+    assert build("strategy", str(made), *FAMILIES) == made
+
+
+def test_a_class_of_another_kind_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"Halved is no strategy: it must derive from .*\.Strategy$"):
+        build("strategy", f"{__name__}.Halved", *FAMILIES)
+
+
+def test_text_imports_no_module_that_the_user_has_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ownmerge.py").write_text(
+        "from polyrhythm.strategies.parameter_server.merge.plain import Plain\nclass Mine(Plain):\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(IMPORTS, raising=False)
+    folder = "polyrhythm.strategies.parameter_server.merge"
+    for name in ("ownmerge.Mine", "os.path", "os.nothing", "__main__.Mine"):
+        with pytest.raises(RequestError, match=r"is not imported|is of another script"):
+            build("merge rule", name, folder)
+    assert "ownmerge" not in sys.modules
+    monkeypatch.setenv(IMPORTS, "absent,ownmerge")
+    assert isinstance(build("merge rule", "ownmerge.Mine", folder), Plain)
+    with pytest.raises(RequestError, match="cannot import absent"):
+        build("merge rule", "absent.Mine", folder)
 
 
 def test_every_strategy_is_built_back_from_its_own_spec() -> None:

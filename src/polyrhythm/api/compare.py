@@ -52,7 +52,7 @@ from polyrhythm.reporting.pages.several_runs import comparison_plots, render_com
 from polyrhythm.reporting.summary import ENSEMBLE_FILE
 from polyrhythm.run_files import read_text_in_run
 from polyrhythm.simulation.cluster import open_cluster
-from polyrhythm.specs import build, plainly, split_outside
+from polyrhythm.specs import Config, build, plainly, split_outside
 from polyrhythm.user_files import parse_yaml
 
 PLAN_FILE = "plan.yaml"
@@ -169,7 +169,7 @@ class Plan:
 
 def compare(
     *what: str | Path,
-    strategies: str | Sequence[str] = (),
+    strategies: str | Sequence[str | Config] = (),
     workers: Sequence[int] = (2,),
     seeds: int = 1,
     first_seed: int = 0,
@@ -188,8 +188,8 @@ def compare(
 
     Args:
         *what: folders of runs or comparisons; with `strategies`, at most one recipe.
-        strategies: specs, or one text with `;` between them; `ddp` is PyTorch's own, really run. None of them, but a
-            cluster: ten of all families.
+        strategies: specs or objects, or one text with `;` between them; `ddp` is PyTorch's own, really run. None of
+            them, but a cluster: ten of all families.
         workers: numbers of workers.
         seeds: number of runs of every combination.
         first_seed: seed of the first run; the others count up from it.
@@ -289,7 +289,7 @@ def _runs_in(folder: Path) -> list[ComparedRun]:
 def plan(
     recipe: str | Path | None = None,
     *,
-    strategies: str | Sequence[str],
+    strategies: str | Sequence[str | Config],
     workers: Sequence[int] = (2,),
     seeds: int = 1,
     first_seed: int = 0,
@@ -304,7 +304,7 @@ def plan(
 
     Args:
         recipe: a YAML file of options that all runs have.
-        strategies: specs, or one text with `;` between them.
+        strategies: specs or objects, or one text with `;` between them.
         workers: numbers of workers.
         seeds: number of runs of every combination.
         first_seed: seed of the first run; the others count up from it.
@@ -318,7 +318,7 @@ def plan(
     Raises:
         RequestError: something of it is wrong.
     """
-    names = split_outside(strategies, ";") if isinstance(strategies, str) else list(strategies)
+    names = split_outside(strategies, ";") if isinstance(strategies, str) else list(map(str, strategies))
     if seeds < 1:
         raise RequestError(f"seeds must be at least 1 (given {seeds})")
     check_writable("compare", options or {})

@@ -57,7 +57,7 @@ from polyrhythm.reporting.pages.several_runs import PlanTable, render_plan
 from polyrhythm.reporting.quantities import UNKNOWN, counted, duration, significant, whole
 from polyrhythm.roles.balance import balances
 from polyrhythm.simulation.cluster import Cluster, Link, Racks, machines_of, open_cluster, with_machine
-from polyrhythm.specs import Spec, parse, split_outside
+from polyrhythm.specs import Config, Spec, parse, split_outside
 from polyrhythm.strategies.compressing import Compressible, payoff_of
 
 PLAN_JSON = "plan.json"
@@ -299,7 +299,7 @@ def plan(
     *,
     cluster: str | Path,
     target: str,
-    strategies: str | Sequence[str] = CONSIDERED,
+    strategies: str | Sequence[str | Config] = CONSIDERED,
     workers: Sequence[int] | None = None,
     batch_sizes: Sequence[int] = (),
     rates: Sequence[float] = (),
@@ -322,7 +322,7 @@ def plan(
     Args:
         cluster: a ready cluster or a cluster file.
         target: `top1=0.9`, `top5=0.99` or `loss=0.3`; or `images=1e6`, which ranks by dry runs alone.
-        strategies: specs; number and place of servers are found where a spec leaves them open.
+        strategies: specs or objects; number and place of servers are found where a spec leaves them open.
         workers: numbers of workers; None: 1, 2, 4, … and as many as there are places.
         batch_sizes: batch sizes of a worker; none: that of `options`.
         rates: learning rates of the optimizer; none: each strategy's default.
@@ -378,7 +378,7 @@ def plan(
         raise RequestError(
             f"cluster {where.name} has prices in {where_priced.currency or 'no currency that it names'}, not {currency}"
         )
-    names = split_outside(strategies, ";") if isinstance(strategies, str) else list(strategies)
+    names = split_outside(strategies, ";") if isinstance(strategies, str) else list(map(str, strategies))
     if several := [each for each in names if Stages.parse(each) or Ensemble.parse(each)]:
         raise RequestError(
             f"plan weighs strategies that train one network from start to end (given {several[0]}): compare has rows "

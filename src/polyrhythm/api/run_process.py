@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from polyrhythm.specs import environment_of_classes
 
 INTERRUPTED = 130
 FIGURES = ("test_top1", "test_top5", "test_loss", "images_per_s", "seconds", "price", "epochs", "reached")
@@ -49,6 +52,7 @@ class RunProcess:
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
+            env={**os.environ, **environment_of_classes()},
             start_new_session=self._apart,
         )
 

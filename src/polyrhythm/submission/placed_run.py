@@ -12,6 +12,7 @@ static rendezvous does it, one rank at a time (`launch/torchrun/reception.py` le
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import time
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polyrhythm.launch.torchrun.gathering import RETURN_VARIABLE
+from polyrhythm.specs import IMPORTS
 
 LEADER = 0
 _FINAL = {2, 75, 130}
@@ -196,4 +198,5 @@ def variables(rank: int, placed: Sequence[int], meeting: tuple[str, int]) -> dic
         "TORCHELASTIC_RUN_ID": "polyrhythm",  # a rank leaves with the process that has started it
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         RETURN_VARIABLE: "1",
+        **({IMPORTS: os.environ[IMPORTS]} if IMPORTS in os.environ else {}),
     }
