@@ -70,8 +70,8 @@ WRONG = {
     "crowd of threads": (["--threads", "100000"], "threads should be less than or equal to 1024"),
     "no number": (["--label-smoothing", "much"], "label_smoothing should be a valid number (given 'much')"),
     "text without quotes": (
-        ["--data", "manifest(file=a.csv)"],
-        "'a.csv' is not a value; put a text into quotes, as in key='a.csv'",
+        ["--data", "manifest(file=a-b.csv)"],
+        "'a - b.csv' is not a value; put a text into quotes, as in key='a.csv'",
     ),
     "huge seed": (["--seed", str(2**63)], "seed should be less than 9223372036854775808"),
     "all smoothed": (["--label-smoothing", "1"], "label_smoothing should be less than 1"),
