@@ -138,7 +138,7 @@ class Sites:
         if kind is Kind.ANNOUNCE:
             copy.announced[site] = rounds
             self.told.add((site, place[1], rounds))
-        elif kind is Kind.DIFFERENCE or (kind is Kind.LEAVE and not stop):
+        elif kind in (Kind.DIFFERENCE, Kind.LEAVE):
             packet = self.copies[site, place[1]].packets[rounds]
             assert rounds == copy.heard[site] + 1
             copy.heard[site] = rounds

@@ -41,7 +41,7 @@ _DTYPES = (
 _STOP, _EMPTY = 1, 2
 
 
-MESSAGES = 1
+MESSAGES = 2
 """Version of the format of messages between ranks; it increases whenever a rank of before would read one wrongly."""
 
 
@@ -85,6 +85,10 @@ class Kind(IntEnum):
     STATE_AT = 34  # a worker is asked for its state after a step
     DIGEST = 35  # a worker to the leader: digests of the state that all members have in common
     GATHERED = 36  # a worker to the leader: what several workers send at the end of an epoch
+    DISMISSED = 37  # a server to a worker: too many of its gradients were not finite
+    OVER = 38  # a site to others: the run is over
+    LOST = 39  # an entry of a shard's log: the rank of a pusher is lost
+    COPY = 40  # a server asks the other one of a shard for its copy
 
 
 class Reason(StrEnum):

@@ -44,7 +44,7 @@ from polyrhythm.training.checkpoint import restoring
 
 _OUTSIDE_STEPS = frozenset(
     [
-        *(Kind.CONFIGURE, Kind.PARAMETERS, Kind.PULL, Kind.LEAVE, Kind.JOIN, Kind.STATE),
+        *(Kind.CONFIGURE, Kind.PARAMETERS, Kind.PULL, Kind.LEAVE, Kind.JOIN, Kind.STATE, Kind.COPY),
         *(Kind.BROKEN, Kind.REPORT),
     ]
 )

@@ -724,7 +724,7 @@ class Sites(Invariant):
 
     def _follow(self, event: Handled) -> None:
         server, source, message = event.server, event.source, event.message
-        if message is None or (message.kind is Kind.LEAVE and not message.stop):
+        if message is None or message.kind is Kind.LEAVE:
             self._present[server].discard(source)
         elif message.kind is Kind.PUSH and message.step >= self._steps_pushed[server, source]:
             self._steps_pushed[server, source] = message.step + 1

@@ -334,7 +334,7 @@ class SiteRule(OptimizedRule):
 
     def on_peer(self, peer: int, message: Message) -> News | None:
         post, kind = self._post, message.kind
-        if kind is Kind.LEAVE and message.stop:
+        if kind is Kind.OVER:
             self._over = True
             return News(done=True)
         if peer not in post.peers:
@@ -369,7 +369,7 @@ class SiteRule(OptimizedRule):
         if done:
             if not self._over:
                 others = (*post.peers, *self._idle)
-                self.outgoing += [(rank, Message(Kind.LEAVE, stop=True)) for rank in others]
+                self.outgoing += [(rank, Message(Kind.OVER)) for rank in others]
             self._over = True
             return
         self._final_asked |= final
@@ -462,7 +462,7 @@ class Post:
              ── LEAVE(packet, round, …) ─▶                                                    after its last
              ── ANNOUNCE(round, stop) ─▶          that round is suspended: all workers are lost
              ── PULL(stop) ─▶                     a site with all workers lost: send your last packet
-             ── LEAVE(stop) ─▶                    the run is over
+             ── OVER ─▶
 
     A packet is kept until all others have acknowledged it, so that a checkpoint holds packets in transit.
     Rounds that a resumed site repeats are ignored by sites that have them.

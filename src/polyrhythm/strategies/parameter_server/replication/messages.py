@@ -52,7 +52,7 @@ class AboutShard(NamedTuple):
     """A word between the two servers of a shard that needs nothing but its number.
 
     Attributes:
-        kind: JOIN asks for the shard; else it acknowledges an entry of this kind.
+        kind: COPY asks for the shard; else it acknowledges an entry of this kind.
         shard: number of the shard.
     """
 
@@ -102,10 +102,10 @@ class PusherLost(NamedTuple):
     losses: int
 
     def message(self) -> Message:
-        """Pack it to be sent: as the pusher's last message, with a wish to stop, which no pusher's own has."""
-        return Message(Kind.LEAVE, version=self.losses, stop=True)
+        """Pack it to be sent."""
+        return Message(Kind.LOST, version=self.losses)
 
     @classmethod
     def of(cls, message: Message) -> PusherLost | None:
         """Unpack the result of `message`; None for an entry that is a pusher's own message."""
-        return cls(message.version) if message.kind is Kind.LEAVE and message.stop else None
+        return cls(message.version) if message.kind is Kind.LOST else None

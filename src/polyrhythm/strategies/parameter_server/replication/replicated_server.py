@@ -169,7 +169,7 @@ class ReplicatedServer(Stateful):
         about = AboutShard.of(message)
         copy = self._copy(source, about.shard, about.kind)
         admit_bare(message._replace(version=0))
-        return copy.transfer() if about.kind is Kind.JOIN else copy.acknowledged(about)
+        return copy.transfer() if about.kind is Kind.COPY else copy.acknowledged(about)
 
     def _announce(self, source: int, message: Message) -> None:
         """Note the pusher of a server's next entry, or the lost server's shard that a worker's is for."""

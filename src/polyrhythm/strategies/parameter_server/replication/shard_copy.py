@@ -145,8 +145,6 @@ class ShardCopy:
             entry = self._taken(pusher, self._joined(pusher, message))
             self._note(entry)
             self._parts.cut(entry.replies)  # the copy that leads answers
-        if kind is Kind.JOIN:  # a pusher's; one of a server requests a shard
-            kind = Kind.PULL
         return [(self.other, AboutShard(kind, self.log.shard).message())]
 
     def acknowledged(self, word: AboutShard) -> list[Reply]:
@@ -192,7 +190,7 @@ class ShardCopy:
         self._generation = generation
         self.leads = self.whole = False
         self._asking.clear()
-        return self.other, AboutShard(Kind.JOIN, self.log.shard).message()
+        return self.other, AboutShard(Kind.COPY, self.log.shard).message()
 
     def transfer(self) -> list[Reply]:
         """Give a replacement of the other server all of the shard, as soon as there are parameters."""

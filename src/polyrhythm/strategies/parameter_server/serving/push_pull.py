@@ -39,7 +39,7 @@ from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import is_finite, shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan, update_as
 
-_PUSH, _LEAVE, _PART = Kind.PUSH, Kind.LEAVE, Kind.PART
+_PUSH, _LEAVE, _DISMISSED, _PART = Kind.PUSH, Kind.LEAVE, Kind.DISMISSED, Kind.PART
 _LEAST_LENT_BYTES = 1 << 18
 """Least size of gradients lent to servers: copying these takes 9 us, and checking whether they are returned 4."""
 
@@ -92,8 +92,7 @@ class ServerLink:
         """
         answers = self._pulled(final)
         for server, answer in zip(self._servers, answers, strict=True):
-            if answer.kind is _LEAVE:  # others may have admitted it before they were notified of the end
-                raise PeerLost(server, "joining a run that is ending")
+            _check_kept(server, answer.kind)
         self._versions = [answer.version for answer in answers]
         self.known = tuple(answer.step for answer in answers)
         return torch.cat([payload(answer) for answer in answers]), min(self.known)
@@ -136,6 +135,19 @@ class ServerLink:
     def _target(self, position: int) -> Tensor | None:
         """Return where an answer of the size of a shard is written in the end, if nothing reads it before."""
         return None
+
+
+def _check_kept(server: int, kind: Kind) -> None:
+    """Check that an answer does not let this worker go.
+
+    Raises:
+        Dismissed: too many of its gradients were not finite.
+        PeerLost: it joins a run that is ending; others may have admitted it before they were notified of the end.
+    """
+    if kind is _DISMISSED:
+        raise Dismissed(server, "too many of its gradients in a row were not finite")
+    if kind is _LEAVE:
+        raise PeerLost(server, "joining a run that is ending")
 
 
 class PushPull(ServerLink, Stateful):
@@ -261,10 +273,7 @@ class PushPull(ServerLink, Stateful):
         for position, server in enumerate(self._servers):
             answer = answers[position] if answers else self._answer(position)
             kind, tensor, version, step, _, _, stop, _ = answer
-            if kind is _LEAVE and stop:
-                raise Dismissed(server, "too many of its gradients in a row were not finite")
-            if kind is _LEAVE:
-                raise PeerLost(server, "joining a run that is ending")
+            _check_kept(server, kind)
             if tensor is not None and overwrite is not None:
                 overwrite(self._parameters[position], tensor)
             self._versions[position] = version
@@ -375,8 +384,7 @@ class OverlappedPushPull(PushPull):
     def _take_part(self, position: int) -> None:
         start, stop = self._awaited[position][0]
         part = super()._answer(position)
-        if part.kind is _LEAVE:
-            raise PeerLost(self._servers[position], "joining a run that is ending")
+        _check_kept(self._servers[position], part.kind)
         if part.kind is Kind.PARAMETERS:
             self._take_all_parts(position, part)
             return

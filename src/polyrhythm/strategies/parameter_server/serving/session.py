@@ -194,7 +194,7 @@ class ServerSession(CountsLatestStaleness, Stateful):
         """Repeat the answer to a pusher after the loss of a server: with the parameters as they are now."""
         row = self._of_rank[source]
         if row.dismissed or (row.left and row is not self._pushers.final):
-            return [(source, Message(Kind.LEAVE, stop=row.dismissed))]
+            return [(source, Message(Kind.DISMISSED if row.dismissed else Kind.LEAVE))]
         return self._invitation(row) or [self._answer(row)]
 
     # A pusher that represents several workers may pause until another of them sends for it.
@@ -454,7 +454,7 @@ class ServerSession(CountsLatestStaleness, Stateful):
     def _eject(self, row: Pusher) -> list[Reply]:
         """Let a pusher go, which then counts as lost; a replacement takes the step of this last gradient again."""
         self._pushers.dismiss(row)
-        return [*self.on_loss(row.rank), (row.rank, Message(Kind.LEAVE, stop=True))]
+        return [*self.on_loss(row.rank), (row.rank, Message(Kind.DISMISSED))]
 
     def _leave(self, row: Pusher, message: Message) -> list[Reply]:
         rule, pusher = self._rule, row.number

@@ -316,7 +316,7 @@ def test_what_is_owed_to_a_lost_worker_is_not_for_its_successor() -> None:
     servers = begun()
     servers.holds_up = True
     servers.say(B, FIRST, push([2.0, 0.0]))
-    lost = [Message(Kind.RELAY, step=1), Message(Kind.LEAVE, version=1, stop=True)]
+    lost = [Message(Kind.RELAY, step=1), Message(Kind.LOST, version=1)]
     assert servers.parts[FIRST].on_loss(B) == [(SECOND, message) for message in lost]
     servers.held_up.extend((FIRST, SECOND, message) for message in lost)
     assert servers.deliver() == []
@@ -357,7 +357,7 @@ def test_all_end_together_and_leaving_is_answered() -> None:
         (FIRST, SECOND, Message(Kind.RELAY, step=7), Reason.SENDER),
         (SECOND, FIRST, Message(Kind.PUSH), Reason.ORDER),  # nothing is there to be acknowledged
         (THIRD, SECOND, Message(Kind.PULL, version=1), Reason.ORDER),
-        (THIRD, SECOND, Message(Kind.JOIN, version=1), Reason.ORDER),  # it has not been lost
+        (THIRD, SECOND, Message(Kind.COPY, version=1), Reason.ORDER),  # it has not been lost
         (THIRD, SECOND, Message(Kind.STATE, START, version=1), Reason.ORDER),  # nor has second
         (FIRST, SECOND, Message(Kind.PULL), Reason.ORDER),  # of no pusher: nor is anything to be acknowledged
         (FIRST, SECOND, Message(Kind.PULL, version=2), Reason.SENDER),

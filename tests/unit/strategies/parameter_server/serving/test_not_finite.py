@@ -61,7 +61,7 @@ def test_after_so_many_in_a_row_its_worker_is_let_go_and_a_successor_repeats_the
     for step in (3, 4):
         assert [reply.kind for _, reply in made.on_message(B, push(BAD, step))] == [Kind.PARAMETERS]
     [(to, answer)] = made.on_message(B, push(BAD, 5))
-    assert (to, answer) == (B, Message(Kind.LEAVE, stop=True))
+    assert (to, answer) == (B, Message(Kind.DISMISSED))
     assert (made.stats().not_finite, made.stats().ejected, made.steps) == (5, 1, {A: 0, B: 5})
     with pytest.raises(RefusedMessage) as refusal:
         made.on_message(B, push([1.0, 1.0], 5))
@@ -80,7 +80,7 @@ def test_others_that_waited_for_it_go_on():
     made.on_message(A, push([0.0, 0.0], 0))
     assert made.on_message(A, push([0.0, 0.0], 1)) == []  # A is too far ahead of B
     replies = made.on_message(B, push(BAD, 0))
-    assert [(rank, reply.kind) for rank, reply in replies] == [(A, Kind.PARAMETERS), (B, Kind.LEAVE)]
+    assert [(rank, reply.kind) for rank, reply in replies] == [(A, Kind.PARAMETERS), (B, Kind.DISMISSED)]
 
 
 @pytest.mark.parametrize(

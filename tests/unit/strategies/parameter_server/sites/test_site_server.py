@@ -72,7 +72,7 @@ def test_workers_and_servers_are_shared_out_among_sites():
 def test_a_site_without_workers_holds_nothing_and_is_let_go():
     made = site_session(Gaia(), (), (3, 4), ())
     made.load_state(unpack_tensors(pack_tensors(*made.state())))
-    made.on_message(3, Message(Kind.LEAVE, stop=True))
+    made.on_message(3, Message(Kind.OVER))
     assert made.done
 
 
