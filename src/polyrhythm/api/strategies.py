@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from polyrhythm.errors import unknown
-from polyrhythm.specs import choices
+from polyrhythm.specs import build, choices
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.strategy import Strategy
@@ -23,9 +22,8 @@ def strategies(name: str | None = None) -> list[dict[str, Any]]:
         RequestError: no such strategy.
     """
     known = {key: kind for family in FAMILIES for key, kind in choices(family).items()}
-    if name is not None and name not in known:
-        raise unknown("strategy", name, known)
-    return [_described(kind) for key, kind in known.items() if name in (None, key)]
+    kinds = known.values() if name is None else [type(build("strategy", name, *FAMILIES))]
+    return [_described(kind) for kind in kinds]
 
 
 _WORKERS = 4
@@ -52,7 +50,7 @@ def _described(kind: Any) -> dict[str, Any]:
     made = kind()
     return {
         "name": made.name,
-        "family": kind.__module__.split(".")[-2],
+        "family": kind.__module__.rpartition(".")[0].rpartition(".")[2],
         "paper": str(kind.paper),
         "cited_as": kind.paper.short,
         "year": kind.paper.year,

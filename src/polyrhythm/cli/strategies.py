@@ -28,14 +28,16 @@ def strategies(
         print_table(SYMBOLS, ["name", "bytes a step", "staleness", "paper"], _by_family(found))
     else:
         entry = found[0]
-        print(f"{entry['name']} ({entry['family']}): {entry['summary']}\n\n{entry['rule']}\n")
+        family = f" ({entry['family']})" if entry["family"] else ""
+        print(f"{entry['name']}{family}: {entry['summary']}\n\n{entry['rule']}\n")
         facts = [
             ["bytes a step", entry["bytes_per_step"]],
             ["staleness", entry["staleness"]],
             ["use it for", entry["use_it"]],
+            ["if a worker dies", entry["when_a_worker_dies"]],
+            *([f"key {key}", f"default {value}"] for key, value in entry["keys"].items()),
         ]
-        facts += [["if a worker dies", entry["when_a_worker_dies"]]]
-        facts += [[f"key {key}", f"default {value}"] for key, value in entry["keys"].items()]
+        facts = [fact for fact in facts if fact[1]]  # one of your own may lack some
         print_table("", ["", ""], facts)
 
 
