@@ -118,6 +118,7 @@ class StateField:
             An attribute that is None has no entry.
         absent: value if a state, of an older version, lacks the entry, or `UNCHANGED`; default: it is refused.
         loads: whether a state's value is restored.
+        under: prefix of the names of its tensors, where it has several; default: its name.
     """
 
     name: str
@@ -126,10 +127,13 @@ class StateField:
     at: str = ""
     absent: Any = _REQUIRED
     loads: bool = True
+    under: str | None = None
 
     @property
     def prefix(self) -> str:
         """Prefix of the names of its tensors, where it has several."""
+        if self.under is not None:
+            return self.under
         return self.name if not self.name or self.name.endswith(".") else f"{self.name}."
 
     def covers(self, entry: str) -> bool:

@@ -20,7 +20,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.exchanger import Exchanger
 from polyrhythm.communication.log import MODELS, NEWEST
 from polyrhythm.strategies.role_assignment import RoleAssignment
-from polyrhythm.strategies.state import State, StateField, Stateful, restore, saved
+from polyrhythm.strategies.state import OWN, State, StateField, Stateful, restore, saved
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -79,6 +79,11 @@ class WorkerSetting:
     leader_returns: bool = False
     joined: Callable[[Communicator], None] = lambda workers: None
 
+    @property
+    def initializes(self) -> bool:
+        """Whether this worker sends the servers their initial parameters."""
+        return self.workers.rank == 0 and not self.succeeds
+
 
 class OptimizerSource(Enum):
     """Changes in a user's own loop that an update follows, in addition to gradients and learning rates.
@@ -114,6 +119,11 @@ class Writes(Enum):
     IN_STEP = "synchronous"
 
 
+WORKER = StateField("worker", int, OWN, at="_rank", loads=False)
+"""Index of the worker: a part with this field shares nothing with other workers, and continues from a state of its own
+only."""
+
+
 class WorkerPart(Stateful):
     """A strategy's code on one worker.
 
@@ -127,6 +137,7 @@ class WorkerPart(Stateful):
     Attributes:
         staleness: number of applied gradients per staleness, where the worker knows it.
         replicated: whether `state` is the same on all workers, so that one copy of it is enough.
+        restored: whether it continues from a state.
         follows: changes in a user's own loop that its updates follow.
         writes: treatment of parameters that such a loop changes between two steps.
         exchanger: object that carries out its logged exchanges; None: none are logged.
@@ -136,11 +147,13 @@ class WorkerPart(Stateful):
     """
 
     replicated: bool = False
+    restored: bool = False
     follows: OptimizerSource = OptimizerSource.NOTHING
     writes: Writes = Writes.LOST
     exchanger: Exchanger[Any] | None = None
     averaged: int = 0
     mean_weight: float = 0.0
+    _rank: int
 
     def __init__(self) -> None:
         self.staleness: Counter[int] = Counter()
@@ -242,6 +255,11 @@ class WorkerPart(Stateful):
 
     def release(self) -> None:
         """Dismiss the servers when all workers have left; called on rank 0 only."""
+
+    def load_state(self, state: State) -> None:
+        if WORKER not in self.fields or state[1]["worker"] == self._rank:
+            super().load_state(state)
+            self.restored = True
 
     def check_servers(self) -> None:
         """Find servers that failed since the last request, so that requests are sent to their replacements."""

@@ -476,12 +476,11 @@ class StreamingWorker(Logged):
         self._stops = self._received = self._enters_late = False
         self._sent_at = _NEVER
         self._done = 0
-        self._resumed = False
         self._begin()
 
     def start(self, step: int) -> int:
         self._done, self.exchanger.since = step, step - step % self._terms.every
-        if not self._resumed:
+        if not self.restored:
             self._begin()  # before any exchange can fail
             self._workers.broadcast(self._flat.vector)
             self._begin()
@@ -565,7 +564,6 @@ class StreamingWorker(Logged):
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self._take_arrived(state, stop=False)  # a resumed run has not stopped
-        self._resumed = True
 
     def _with_arrived(self, state: State) -> State:
         """Return a state with the result that has arrived and is not applied yet."""

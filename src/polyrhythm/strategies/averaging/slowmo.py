@@ -196,14 +196,13 @@ class RoundsOverBase(Logged):
         self._outer = outer
         self._apart = False
         self._rate = 0.0
-        self._resumed = False
         self.staleness = base.staleness
 
     def start(self, step: int) -> int:
-        if not self._resumed:
+        if not self.restored:
             self._outer.start(self._flat.vector)  # initial values, before any exchange can fail
         step = self._base.start(step)
-        if not self._resumed:
+        if not self.restored:
             self._outer.start(self._flat.vector)
         return step
 
@@ -260,7 +259,6 @@ class RoundsOverBase(Logged):
         self._outer.start(self._flat.vector)
         super().load_state(state)
         self._base.load_state(self._of_base(state))
-        self._resumed = True
 
     def model_in(self, state: State) -> Tensor | None:
         return self._base.model_in(self._of_base(state))

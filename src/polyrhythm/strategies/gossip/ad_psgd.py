@@ -120,7 +120,7 @@ class ADPSGDWorker(WorkerPart):
             else Host(self._keeper, setting.flat)
         )
         self._serving: Handle | None = None
-        self._resumed = self._training = self._stays = False
+        self._training = self._stays = False
         if setting.succeeds and not self._place.leads:  # a new rank 0 waits for all living workers
             self._join_in()
 
@@ -182,16 +182,12 @@ class ADPSGDWorker(WorkerPart):
         newest = self._keeper.copy() if self._training else None
         return tensors if newest is None else tensors | {"parameters": newest}, facts
 
-    def load_state(self, state: State) -> None:
-        super().load_state(state)
-        self._resumed = True
-
     def _join_in(self) -> None:
         if not self._place.leads:
             member = Member(
                 self._keeper,
                 self._flat,
-                resumed=self._resumed,
+                resumed=self.restored,
                 succeeds=self._succeeds,
                 host_returns=self._host_returns,
             )

@@ -132,11 +132,10 @@ class DPSGDWorker(TurnsWorker):
         super().__init__(setting, strategy.topology, strategy.check)
         self._optimizer = setting.plan.whole(setting.flat.vector)
         self._copies = _copies(setting.flat, strategy)
-        self._resumed = False
         self._sends: list[Handle] | None = None
 
     def start(self, step: int) -> int:
-        if not self._resumed:
+        if not self.restored:
             self.exchanger.workers.broadcast(self._flat.vector)
             if self._copies is not None:
                 self._copies.begin_at(self._flat.vector)
@@ -183,7 +182,6 @@ class DPSGDWorker(TurnsWorker):
         if self._copies is not None:
             self._copies.begin_at(state[0]["parameters"])
         super().load_state(state)
-        self._resumed = True
 
     def _send(self, step: int) -> None:
         if not self._mixes(step):

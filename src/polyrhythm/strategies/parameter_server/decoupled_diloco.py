@@ -165,7 +165,7 @@ class Learner(OwnModelWorker[FreeLink]):
     fields = (
         *OwnModelWorker.fields,
         StateField("base", Tensor, OWN),
-        StateField("pushed", list[int], reset(lambda start: [start.step], "worker")),
+        StateField("pushed", list[int], reset(lambda start: [start.step], "worker"), at="_latest"),
         StateField("waiting", list[int], reset([], "worker")),
         StateField("images", list[float], OWN),
         StateField("taken", list[int], OWN),
@@ -183,7 +183,8 @@ class Learner(OwnModelWorker[FreeLink]):
         """The model at the latest push or merge of each fragment: its next change begins there."""
         self._change = flat.vector.new_empty(flat.size)
         fragments = len(self._link.shards)
-        self._pushed = [0] * fragments
+        self._latest = [0] * fragments
+        """Number of steps at the latest push of each fragment."""
         self._waiting: list[int] = []
         """Fragments with a change that is not merged yet, as far as this learner knows."""
         self._images = [0.0] * fragments
@@ -192,14 +193,14 @@ class Learner(OwnModelWorker[FreeLink]):
         self._stop = False
 
     def keeps_own(self, step: int, known: Sequence[int]) -> bool:
-        if len(self._pushed) == 1:  # the same of all fragments, after a change of the number of workers
-            self._pushed *= len(known)
-        return list(known) == self._pushed
+        if len(self._latest) == 1:  # the same of all fragments, after a change of the number of workers
+            self._latest *= len(known)
+        return list(known) == self._latest
 
     def take_over(self, values: Tensor, known: Sequence[int]) -> None:
         self._local.begin_from(values)
         self._base.copy_(values)
-        self._pushed, self._waiting = list(known), []
+        self._latest, self._waiting = list(known), []
         self._images, self._taken = [0.0] * len(known), [0] * len(known)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
@@ -209,7 +210,7 @@ class Learner(OwnModelWorker[FreeLink]):
             self._images = [images + step.weight for images in self._images]
             self._taken = [taken + 1 for taken in self._taken]
         self._done = step.number + 1
-        for fragment in range(len(self._pushed)):
+        for fragment in range(len(self._latest)):
             if self._rhythm.due(fragment, step.number):
                 self._push(fragment, stop=step.stop)
         self._link.fetch(self._waiting, stop=step.stop)
@@ -221,7 +222,7 @@ class Learner(OwnModelWorker[FreeLink]):
 
     def depart(self) -> None:
         self.settle()
-        for fragment in range(len(self._pushed)):
+        for fragment in range(len(self._latest)):
             self._push(fragment)
         self._link.wait_for_pushes()
         self._link.leave()
@@ -238,7 +239,7 @@ class Learner(OwnModelWorker[FreeLink]):
         self._link.note_read()
         pushed = Step(self._done - 1, weight=images * images / taken, stop=stop)
         self._link.push(fragment, change, pushed, self._rhythm.outer.lr)
-        self._pushed[fragment] = self._done
+        self._latest[fragment] = self._done
         self._images[fragment], self._taken[fragment] = 0.0, 0
         self._waiting = sorted({*self._waiting, fragment})
 

@@ -269,11 +269,10 @@ class RoundsWorker(Logged):
         self._stop_requested = False
         self._received = False
         self._rate = 0.0
-        self._resumed = False
 
     def start(self, step: int) -> int:
         self.exchanger.since = self._rounds.began(step)
-        if not self._resumed:
+        if not self.restored:
             if self._worker == 0:  # before any exchange can fail
                 self._start_outer()
             self._workers.broadcast(self._flat.vector)
@@ -366,7 +365,6 @@ class RoundsWorker(Logged):
         self._make_room()
         super().load_state(state)
         self._weigh(state)
-        self._resumed = True
 
     def _make_room(self) -> None:
         """Allocate what a state overwrites."""
