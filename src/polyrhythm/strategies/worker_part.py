@@ -20,7 +20,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.exchanger import Exchanger
 from polyrhythm.communication.log import MODELS, NEWEST
 from polyrhythm.strategies.role_assignment import RoleAssignment
-from polyrhythm.strategies.state import OWN, State, StateField, Stateful, restore, saved
+from polyrhythm.strategies.state import OWN, State, StateField, Stateful
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -315,7 +315,7 @@ class Logged(WorkerPart):
 
     def to_enter_with(self) -> State:
         """Return the initial state, other than parameters and log, of a worker that joins with a copy of this one's."""
-        return saved(self, self._common_fields())
+        return self.save_fields(self._common_fields())
 
     def enter(self, state: State, step: int) -> None:
         """Start with a copy of another worker's state; its parameters and log are copied already.
@@ -324,7 +324,7 @@ class Logged(WorkerPart):
             state: result of that worker's `to_enter_with`.
             step: number of steps done.
         """
-        restore(self, self._common_fields(), state)
+        self.load_fields(self._common_fields(), state)
 
     def model_in(self, state: State) -> Tensor | None:
         first = self.fields[0]

@@ -412,12 +412,6 @@ class MixedWorker(Logged):
     def release(self) -> None:
         self.servers.leave()
 
-    def to_enter_with(self) -> State:
-        return {}, {}
-
-    def enter(self, state: State, step: int) -> None:
-        pass
-
 
 class Gradients(MixedWorker):
     """Every step is a contribution, the mean of the group's gradients, since the servers own the optimizer.
