@@ -26,6 +26,7 @@ x_0 <- x_0 + a * (mean_i x_i - x_0).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -41,7 +42,7 @@ from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, 
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.gossip.mixing.turns import InTurns
 from polyrhythm.strategies.resharding import Resharding
-from polyrhythm.strategies.state import Part, State, StateField, without
+from polyrhythm.strategies.state import OWN, Part, State, StateField, without
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
 from polyrhythm.strategies.worker_part import CommonStart, Logged, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -182,7 +183,12 @@ class RoundsOverBase(Logged):
         outer: rule that computes the next starting point from the mean.
     """
 
-    fields = StateField("outer", Part), StateField("apart", bool), StateField("rate", float)
+    fields = (
+        StateField("outer", Part),
+        StateField("apart", bool),
+        StateField("rate", float),
+        StateField("base", Part, OWN, under=""),
+    )
 
     def __init__(self, base: WorkerPart, flat: FlatParameters, steps: int, outer: Outer) -> None:
         super().__init__()
@@ -242,30 +248,19 @@ class RoundsOverBase(Logged):
         return self._base.has_stopped
 
     def to_enter_with(self) -> State:
-        return self._with_base(self._base.to_enter_with())
+        (tensors, facts), base = super().to_enter_with(), self._base.to_enter_with()
+        return base[0] | tensors, facts | {"base": base[1]}
 
     def enter(self, state: State, step: int) -> None:
-        self._outer.start(self._flat.vector)
         super().enter(state, step)
         self._base.enter(self._of_base(state), step)
 
-    def take_part(self, joins: int) -> None:
-        self._base.take_part(joins)
-
-    def state(self) -> State:
-        return self._with_base(self._base.state())
-
-    def load_state(self, state: State) -> None:
+    def load_fields(self, fields: Sequence[StateField], state: State) -> None:
         self._outer.start(self._flat.vector)
-        super().load_state(state)
-        self._base.load_state(self._of_base(state))
+        super().load_fields(fields, state)
 
     def model_in(self, state: State) -> Tensor | None:
         return self._base.model_in(self._of_base(state))
-
-    def _with_base(self, base: State) -> State:
-        tensors, facts = super().state()
-        return base[0] | tensors, facts | {"base": base[1]}
 
     @staticmethod
     def _of_base(state: State) -> State:

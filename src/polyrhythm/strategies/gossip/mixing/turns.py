@@ -167,10 +167,6 @@ class TurnsWorker(CommonStart, Sums):
         self._done, self._brings = step, False
         self._presented = _NEVER if self.exchanger.joins == MODELS else step
 
-    def take_part(self, joins: int) -> None:
-        if joins == MODELS:
-            self._mean(aside=MODELS)
-
     def _mean(self, *, aside: int) -> Tensor:
         def run(_: TurnsWorker, number: int) -> Result:
             return Result(mean_of_all(self.exchanger.workers, self.model()), 1.0, False)
