@@ -62,7 +62,6 @@ class WorkerSetting:
         plan: plan of the user's optimizer.
         steps: number of steps of every worker in the whole run; None where it is unknown (a user's own loop).
         succeeds: whether this worker is the replacement of a failed one, and the servers hold the complete state.
-        generation: number of earlier workers with this worker's rank.
         leader_returns: whether rank 0 is replaced when it fails.
         joined: callback of parts with `Traits.mean_updates`; receives the communicator of the synchronous workers
             before the first step and whenever the members change.
@@ -75,7 +74,6 @@ class WorkerSetting:
     plan: OptimizerPlan
     steps: int | None = None
     succeeds: bool = False
-    generation: int = 0
     leader_returns: bool = False
     joined: Callable[[Communicator], None] = lambda workers: None
 
@@ -345,30 +343,6 @@ class Logged(WorkerPart):
             self.present()
         elif joins == NEWEST:
             self.catch_up()
-
-
-class CommonStart(Logged):
-    """Base of a part where all workers can be set to common parameters between two steps."""
-
-    def common_model(self) -> Tensor:
-        """Return the mean of all workers' models, `(size,)`; called on all."""
-        raise NotImplementedError
-
-    def on_missed_mean(self, act: Callable[[Tensor], None]) -> None:
-        """Call `act` with a result of `common_model` that this worker has missed, before it restarts with the others.
-
-        Args:
-            act: function that receives the mean, `(size,)`, and must not change it.
-        """
-        raise NotImplementedError
-
-    def begin_at(self, vector: Tensor) -> None:
-        """Continue from other parameters.
-
-        Args:
-            vector: parameters, `(size,)`, the same bits on all workers; copied.
-        """
-        raise NotImplementedError
 
 
 _FORMER = (

@@ -40,11 +40,11 @@ from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Compres
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.gossip.mixing.turns import InTurns
+from polyrhythm.strategies.gossip.mixing.turns import InTurns, TurnsWorker
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.state import OWN, Part, State, StateField, without
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
-from polyrhythm.strategies.worker_part import CommonStart, Logged, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Logged, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, Decay, Positive
@@ -177,7 +177,7 @@ class RoundsOverBase(Logged):
     """Takes the base's steps, and ends a round with a mean and the outer rule, like all averaging strategies.
 
     Args:
-        base: the base's worker part, a `CommonStart`.
+        base: the base's worker part, a `TurnsWorker`.
         flat: parameters of this worker.
         steps: number of steps in a round.
         outer: rule that computes the next starting point from the mean.
@@ -192,10 +192,10 @@ class RoundsOverBase(Logged):
 
     def __init__(self, base: WorkerPart, flat: FlatParameters, steps: int, outer: Outer) -> None:
         super().__init__()
-        assert isinstance(base, CommonStart), "the base can start at a common point"
+        assert isinstance(base, TurnsWorker), "others are refused"
         self._base = base
         self.exchanger = base.exchanger
-        self._base.on_missed_mean(self._end_round)
+        base.on_missed_mean = self._end_round
         self._flat = flat
         self._steps = steps
         self._ends = every(steps)

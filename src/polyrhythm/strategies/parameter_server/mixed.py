@@ -366,15 +366,6 @@ class MixedWorker(Logged):
     def bucket_ready(self, bucket: int) -> None:
         pass
 
-    def next_step(self, step: int) -> int:
-        return step + 1
-
-    def settle(self) -> None:
-        pass
-
-    def present(self) -> Tensor | None:
-        return None
-
     @property
     def _is_behind(self) -> bool:
         """Whether the servers may have newer parameters for members that are between two steps."""
