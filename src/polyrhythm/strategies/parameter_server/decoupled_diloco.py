@@ -50,7 +50,7 @@ from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
 from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink, OwnModelWorker
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
-from polyrhythm.strategies.parameter_server.serving.shard import OptimizedRule
+from polyrhythm.strategies.parameter_server.serving.shard import VALUES, OptimizedRule
 from polyrhythm.strategies.resharding import (
     EVERYTHING_OF_SERVER,
     STEPS,
@@ -60,7 +60,7 @@ from polyrhythm.strategies.resharding import (
     steps_of_servers,
 )
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import OWN, Part, StateField, reset
+from polyrhythm.strategies.state import OF_SERVER, OWN, Part, StateField, reset
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer import OptimizerConfig
@@ -260,7 +260,7 @@ class FragmentRule(OptimizedRule):
     """The outer optimizer's step with the weighted mean of learners' changes."""
 
     admit = staticmethod(admit_push_of_any_step)
-    optimizer_name = "outer"
+    fields = VALUES, StateField("outer", Part, OF_SERVER, at="_optimizer")
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate)

@@ -69,7 +69,7 @@ from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedRule
 from polyrhythm.strategies.resharding import EVERYTHING_OF_SERVER, STEPS, Resharding, steps_of_servers
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import OWN, State, StateField
+from polyrhythm.strategies.state import OF_SERVER, OWN, Part, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import WORKER, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -235,6 +235,7 @@ class BatchRule(OptimizedRule):
 
     defers = True
     admit = staticmethod(admit_push_of_any_step)  # a batch may end at any step
+    fields = (*OptimizedRule.fields, StateField("curvature", Part, OF_SERVER, under=""))
 
     def __init__(self, setting: ServerSetting, search: Sandblaster) -> None:
         workers = len(setting.roles.workers)
@@ -274,16 +275,6 @@ class BatchRule(OptimizedRule):
             return Applied(common, 0, {})
         self._agreed = common
         return Deferred(self._exchange.offer(self._products(common)))
-
-    def state(self) -> State:
-        tensors, facts = super().state()
-        curvature, curvature_facts = self._curvature.state()
-        return tensors | curvature, {"curvature": curvature_facts, **facts}
-
-    def load_state(self, state: State) -> None:
-        tensors, facts = state
-        self._curvature.load_state((tensors, facts["curvature"]))
-        super().load_state(state)
 
     def _products(self, batch: Sequence[Contribution]) -> Tensor:
         gradient = mean([entry.gradient for entry in batch], [entry.weight for entry in batch])
