@@ -39,7 +39,7 @@ from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.gossip.mixing.replica import of_replicas
 from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
 from polyrhythm.strategies.resharding import Resharding
-from polyrhythm.strategies.state import MEAN, OWN, Part, State, StateField
+from polyrhythm.strategies.state import MEAN, OWN, Part, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
@@ -177,11 +177,6 @@ class DPSGDWorker(TurnsWorker):
 
     def end(self) -> None:
         self._flat.vector.copy_(self.common_model())
-
-    def load_state(self, state: State) -> None:
-        if self._copies is not None:
-            self._copies.begin_at(state[0]["parameters"])
-        super().load_state(state)
 
     def _send(self, step: int) -> None:
         if not self._mixes(step):
