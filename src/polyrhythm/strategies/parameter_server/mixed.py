@@ -360,12 +360,6 @@ class MixedWorker(Logged):
         """Begin with all members, at the servers' parameters or where they were saved; return the steps done."""
         raise NotImplementedError
 
-    def begin(self, step: Step) -> None:
-        pass
-
-    def bucket_ready(self, bucket: int) -> None:
-        pass
-
     @property
     def _is_behind(self) -> bool:
         """Whether the servers may have newer parameters for members that are between two steps."""
