@@ -39,7 +39,7 @@ from polyrhythm.roles.checkpointing.recording import processor
 from polyrhythm.roles.control_messages import StateDigests
 from polyrhythm.roles.tree_of_members import below, parent_of
 from polyrhythm.roles.world import LEADER
-from polyrhythm.strategies.state import COMMON, MEAN, saved
+from polyrhythm.strategies.state import COMMON, MEAN
 from polyrhythm.strategies.worker_part import Logged
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -153,7 +153,9 @@ class DigestSender:
         """Return the tensors that all members hold alike, without the parameters."""
         for field, value_of in self._fields:
             value = value_of(self._part)
-            state = value.tensors() if isinstance(value, FlatOptimizer) else saved(self._part, [field])[0]
+            state = (
+                value.tensors() if isinstance(value, FlatOptimizer) else self._part.save_fields([field])[0]
+            )
             for name in sorted(state):
                 yield state[name]
 

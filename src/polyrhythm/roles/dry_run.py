@@ -395,7 +395,6 @@ class DryWorkload:
             dry_run.plan(flat),
             None if dry_run.draws else dry_run.steps,
             world.rejoins,
-            world.generation,
             world.leader_returns,
         )
         self.replica = FlatReplica(dry_run.strategy, world, setting, announce=True)

@@ -242,7 +242,6 @@ class Replica(FlatReplica):
             OptimizerPlan.of(optimizer, flat, keeps=own_loop),
             steps,
             succeeds=world.rejoins,
-            generation=world.generation,
             leader_returns=world.leader_returns,
             joined=joined,
         )

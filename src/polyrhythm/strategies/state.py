@@ -66,12 +66,14 @@ class Conversion:
         per: scope of the field.
         to: function that returns the value of a fact after a reset; None: no reset value.
         equal: whether all workers hold the same bits.
+        stored: whether checkpoints have it.
     """
 
     merge: Merge | MergeFunction
     per: Per
     to: Callable[[Start], Any] | None = None
     equal: bool = False
+    stored: bool = True
 
 
 COMMON = Conversion("keep", "run", equal=True)
@@ -82,6 +84,8 @@ MEAN = Conversion("mean", "run")
 """Every worker has its own; all continue from the mean, also of an optimizer's momenta."""
 OWN = Conversion("keep", "worker")
 """Every worker has its own, and keeps it."""
+JOINING = Conversion("keep", "run", stored=False)
+"""In no checkpoint: a worker that joins between two steps copies it from another."""
 OF_SERVER = Conversion("keep", "server")
 """Every server has its own, and keeps it."""
 
@@ -118,6 +122,7 @@ class StateField:
             An attribute that is None has no entry.
         absent: value if a state, of an older version, lacks the entry, or `UNCHANGED`; default: it is refused.
         loads: whether a state's value is restored.
+        under: prefix of the names of its tensors, where it has several; default: its name.
     """
 
     name: str
@@ -126,10 +131,13 @@ class StateField:
     at: str = ""
     absent: Any = _REQUIRED
     loads: bool = True
+    under: str | None = None
 
     @property
     def prefix(self) -> str:
         """Prefix of the names of its tensors, where it has several."""
+        if self.under is not None:
+            return self.under
         return self.name if not self.name or self.name.endswith(".") else f"{self.name}."
 
     def covers(self, entry: str) -> bool:
@@ -226,7 +234,7 @@ class Stateful:
 
     def state(self) -> State:
         """Return all that it needs to continue: tensors that may still change, and JSON-able facts."""
-        return saved(self, self.fields)
+        return self.save_fields(self._stored_fields())
 
     def load_state(self, state: State) -> None:
         """Restore what `state` returned.
@@ -234,25 +242,30 @@ class Stateful:
         Raises:
             ValueError: an entry is missing, or of another type or shape.
         """
-        restore(self, self.fields, state)
+        self.load_fields(self._stored_fields(), state)
 
+    def save_fields(self, fields: Sequence[StateField]) -> State:
+        """Return the state of some fields."""
+        found: State = {}, {}
+        for field in fields:
+            field.save(self, found)
+        return found
 
-def saved(owner: object, fields: Sequence[StateField]) -> State:
-    """Return the state of these fields of an object."""
-    found: State = {}, {}
-    for field in fields:
-        field.save(owner, found)
-    return found
+    def load_fields(self, fields: Sequence[StateField], state: State) -> None:
+        """Restore some fields; see `load_state`."""
+        for field in fields:
+            if field.name:
+                field.load(self, state)
+            else:
+                rest = [
+                    {name: each for name, each in of.items() if not _covered(self.fields, name)}
+                    for of in state
+                ]
+                field.load(self, (rest[0], rest[1]))
 
-
-def restore(owner: object, fields: Sequence[StateField], state: State) -> None:
-    """Restore these fields of an object; see `Stateful.load_state`."""
-    for field in fields:
-        if field.name:
-            field.load(owner, state)
-        else:
-            rest = [{name: each for name, each in of.items() if not _covered(fields, name)} for of in state]
-            field.load(owner, (rest[0], rest[1]))
+    @classmethod
+    def _stored_fields(cls) -> list[StateField]:
+        return [field for field in cls.fields if field.conversion.stored]
 
 
 def _covered(fields: Sequence[StateField], entry: str) -> bool:

@@ -20,7 +20,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.exchanger import Exchanger
 from polyrhythm.communication.log import MODELS, NEWEST
 from polyrhythm.strategies.role_assignment import RoleAssignment
-from polyrhythm.strategies.state import State, StateField, Stateful, restore, saved
+from polyrhythm.strategies.state import OWN, State, StateField, Stateful
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -62,7 +62,6 @@ class WorkerSetting:
         plan: plan of the user's optimizer.
         steps: number of steps of every worker in the whole run; None where it is unknown (a user's own loop).
         succeeds: whether this worker is the replacement of a failed one, and the servers hold the complete state.
-        generation: number of earlier workers with this worker's rank.
         leader_returns: whether rank 0 is replaced when it fails.
         joined: callback of parts with `Traits.mean_updates`; receives the communicator of the synchronous workers
             before the first step and whenever the members change.
@@ -75,9 +74,13 @@ class WorkerSetting:
     plan: OptimizerPlan
     steps: int | None = None
     succeeds: bool = False
-    generation: int = 0
     leader_returns: bool = False
     joined: Callable[[Communicator], None] = lambda workers: None
+
+    @property
+    def initializes(self) -> bool:
+        """Whether this worker sends the servers their initial parameters."""
+        return self.workers.rank == 0 and not self.succeeds
 
 
 class OptimizerSource(Enum):
@@ -114,6 +117,11 @@ class Writes(Enum):
     IN_STEP = "synchronous"
 
 
+WORKER = StateField("worker", int, OWN, at="_rank", loads=False)
+"""Index of the worker: a part with this field shares nothing with other workers, and continues from a state of its own
+only."""
+
+
 class WorkerPart(Stateful):
     """A strategy's code on one worker.
 
@@ -127,6 +135,7 @@ class WorkerPart(Stateful):
     Attributes:
         staleness: number of applied gradients per staleness, where the worker knows it.
         replicated: whether `state` is the same on all workers, so that one copy of it is enough.
+        restored: whether it continues from a state.
         follows: changes in a user's own loop that its updates follow.
         writes: treatment of parameters that such a loop changes between two steps.
         exchanger: object that carries out its logged exchanges; None: none are logged.
@@ -136,11 +145,13 @@ class WorkerPart(Stateful):
     """
 
     replicated: bool = False
+    restored: bool = False
     follows: OptimizerSource = OptimizerSource.NOTHING
     writes: Writes = Writes.LOST
     exchanger: Exchanger[Any] | None = None
     averaged: int = 0
     mean_weight: float = 0.0
+    _rank: int
 
     def __init__(self) -> None:
         self.staleness: Counter[int] = Counter()
@@ -243,6 +254,11 @@ class WorkerPart(Stateful):
     def release(self) -> None:
         """Dismiss the servers when all workers have left; called on rank 0 only."""
 
+    def load_state(self, state: State) -> None:
+        if WORKER not in self.fields or state[1]["worker"] == self._rank:
+            super().load_state(state)
+            self.restored = True
+
     def check_servers(self) -> None:
         """Find servers that failed since the last request, so that requests are sent to their replacements."""
 
@@ -297,7 +313,7 @@ class Logged(WorkerPart):
 
     def to_enter_with(self) -> State:
         """Return the initial state, other than parameters and log, of a worker that joins with a copy of this one's."""
-        return saved(self, self._common_fields())
+        return self.save_fields(self._common_fields())
 
     def enter(self, state: State, step: int) -> None:
         """Start with a copy of another worker's state; its parameters and log are copied already.
@@ -306,7 +322,7 @@ class Logged(WorkerPart):
             state: result of that worker's `to_enter_with`.
             step: number of steps done.
         """
-        restore(self, self._common_fields(), state)
+        self.load_fields(self._common_fields(), state)
 
     def model_in(self, state: State) -> Tensor | None:
         first = self.fields[0]
@@ -327,30 +343,6 @@ class Logged(WorkerPart):
             self.present()
         elif joins == NEWEST:
             self.catch_up()
-
-
-class CommonStart(Logged):
-    """Base of a part where all workers can be set to common parameters between two steps."""
-
-    def common_model(self) -> Tensor:
-        """Return the mean of all workers' models, `(size,)`; called on all."""
-        raise NotImplementedError
-
-    def on_missed_mean(self, act: Callable[[Tensor], None]) -> None:
-        """Call `act` with a result of `common_model` that this worker has missed, before it restarts with the others.
-
-        Args:
-            act: function that receives the mean, `(size,)`, and must not change it.
-        """
-        raise NotImplementedError
-
-    def begin_at(self, vector: Tensor) -> None:
-        """Continue from other parameters.
-
-        Args:
-            vector: parameters, `(size,)`, the same bits on all workers; copied.
-        """
-        raise NotImplementedError
 
 
 _FORMER = (

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.state import (
+    JOINING,
     MEAN,
     OWN,
     UNCHANGED,
@@ -20,6 +21,7 @@ from polyrhythm.strategies.state import (
     Stateful,
     reset,
 )
+from polyrhythm.strategies.worker_part import WORKER, Logged, WorkerPart
 
 
 class Inner(Stateful):
@@ -139,3 +141,43 @@ def test_a_field_without_its_attribute_is_named() -> None:
         RequestError, match=r"Wrong declares the field 'momentum' of its state, but .*'_momentum'"
     ):
         Wrong().state()
+
+
+class Rounds(Logged):
+    fields = (
+        StateField("inner", Part, under=""),
+        StateField("own", int, OWN),
+        StateField("heard", bool, JOINING),
+    )
+
+    def __init__(self, count: int = 0, *, heard: bool = False) -> None:
+        super().__init__()
+        self._inner, self._own, self._heard = Inner(), count, heard
+        self._inner._count = count
+
+
+def test_a_joining_worker_copies_more_than_a_checkpoint_has_and_nothing_of_its_own() -> None:
+    first, second, third = Rounds(3, heard=True), Rounds(4), Rounds(5)
+    first._inner._buffer += 2
+    tensors, facts = sent(first.state())
+    assert (list(tensors), facts) == (["buffer"], {"inner": {"count": 3}, "own": 3})
+    second.load_state((tensors, facts))
+    assert (second._inner._count, second._own, second._heard, second.restored) == (3, 3, False, True)
+    third.enter(sent(first.to_enter_with()), 7)
+    assert (third._inner._count, third._own, third._heard, third.restored) == (3, 5, True, False)
+    assert third._inner._buffer.tolist() == second._inner._buffer.tolist() == [2, 2]
+
+
+class Apart(WorkerPart):
+    fields = WORKER, StateField("sum", int, OWN)
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank, self._sum = rank, 10 + rank
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_worker_without_common_state_continues_from_its_own_only(rank: int) -> None:
+    part = Apart(rank)
+    part.load_state(sent(Apart(1).state()))
+    assert (part._sum, part.restored) == ((11, True) if rank == 1 else (12, False))

@@ -70,11 +70,11 @@ from polyrhythm.strategies.bucket_scheduling import (
     urgent_first,
 )
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.state import Part, State, StateField
+from polyrhythm.strategies.state import JOINING, Part, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, SizesBuckets, Strategy, Traits
 from polyrhythm.strategies.worker_part import Logged, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, TAIL, FlatParameters
-from polyrhythm.training.optimizer_plan import SlicedOptimizer
+from polyrhythm.training.optimizer_plan import Pieces, SlicedOptimizer
 
 
 class LazySynchronous(Strategy, SizesBuckets):
@@ -135,7 +135,7 @@ class LazyWorker(Logged):
 
     replicated = True
 
-    fields = (StateField("", Part, at="_optimizer"),)
+    fields = StateField("made", list[int], JOINING), StateField("", Part, at="_updated")
 
     def __init__(self, setting: WorkerSetting, collective: Collective, piece_bytes: int) -> None:
         super().__init__()
@@ -147,7 +147,8 @@ class LazyWorker(Logged):
         self._places = places
         self._optimizer = SlicedOptimizer(setting.plan, flat.vector, places)
         self._pending: set[int] = set()
-        self._made: set[int] = set()
+        self._made: list[int] = []
+        """Buckets with the latest update, while others lack it."""
         self._weight = 0.0
         self._learning_rate = 0.0
 
@@ -199,14 +200,10 @@ class LazyWorker(Logged):
     def end(self) -> None:
         self.settle()
 
-    def to_enter_with(self) -> State:
-        """Return the optimizer's state; some buckets may have had one update more than others."""
-        tensors, facts = self._optimizer.pieces.state()
-        return tensors, {"made": sorted(self._made), **facts}
-
-    def enter(self, state: State, step: int) -> None:
-        self._made = set(state[1]["made"])
-        self._optimizer.pieces.load_state(state)
+    @property
+    def _updated(self) -> SlicedOptimizer | Pieces:
+        """State of the optimizer: bucket by bucket while some have had one update more than others."""
+        return self._optimizer.pieces if self._made else self._optimizer
 
     def state(self) -> State:
         """Return the optimizer's state after all updates."""
@@ -223,10 +220,10 @@ class LazyWorker(Logged):
 
         self.exchanger.exchange(run)
         self._pending.discard(bucket)
-        self._made.add(bucket)
+        self._made.append(bucket)
         if not self._pending:
             self.exchanger.since += 1
-            self._made = set()
+            self._made = []
 
     def _update_unused(self, bucket: int) -> None:
         """Update a bucket that the forward pass of this step has not announced; it must have no gradient."""

@@ -39,7 +39,7 @@ from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.gradient_mean import GradientMean, Transfer, gradient_mean
 from polyrhythm.strategies.resharding import Resharding
-from polyrhythm.strategies.state import OWN, Part, State, StateField, Stateful, below, without
+from polyrhythm.strategies.state import JOINING, OWN, Part, State, StateField, Stateful, below
 from polyrhythm.strategies.strategy import (
     AveragesGradients,
     Facts,
@@ -135,7 +135,11 @@ class SynchronousWorker(Logged):
     replicated = True
     follows = OptimizerSource.OBJECT
     averaged, mean_weight = 0, 0.0
-    fields = StateField("mean", Part, OWN), StateField("", Part, at="_optimizer")
+    fields = (
+        StateField("mean", Part, OWN),
+        StateField("averaged", int, JOINING, at="averaged"),
+        StateField("", Part, at="_optimizer"),
+    )
 
     def __init__(self, setting: WorkerSetting, mean: GradientMean) -> None:
         super().__init__()
@@ -260,21 +264,17 @@ class SynchronousWorker(Logged):
         self._optimizer.load_state(state)
 
     def to_enter_with(self) -> State:
-        tensors, facts = self.state()
-        return tensors, {"state": facts, "averaged": self.averaged}
+        return self.save_fields(self.fields)
 
     def enter(self, state: State, step: int) -> None:
         """Copy another worker's state, except the compression errors, which are separate on each worker."""
-        tensors, facts = state
+        super().enter(state, step)
         mean = self._mean
         if mean is not None:
             mean.commit()  # the step failed only here: the other worker has received this one's contribution
             own, stated = mean.state()
-            common = {name: value for name, value in below(_KEPT, tensors).items() if "factor." in name}
+            common = {name: value for name, value in below(_KEPT, state[0]).items() if "factor." in name}
             mean.load_state((common | own, stated))
-        facts = {name: value for name, value in facts["state"].items() if name != "mean"}
-        self._optimizer.load_state((without(_KEPT, tensors), facts))
-        self.averaged = state[1]["averaged"]
         self._enters_between = self.averaged > 0
 
     def take_part(self, joins: int) -> None:

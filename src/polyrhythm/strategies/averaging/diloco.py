@@ -37,7 +37,7 @@ from polyrhythm.strategies.averaging.rounds.averaging import CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.model_mean import LocalOptimizer, ModelMean
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker
 from polyrhythm.strategies.resharding import Resharding, same_for_all
-from polyrhythm.strategies.state import OWN, Part, State, StateField, Stateful, below, prefixed
+from polyrhythm.strategies.state import JOINING, OWN, Part, State, StateField, Stateful, below, prefixed
 from polyrhythm.strategies.strategy import Facts, Paper, Traits, needs_as_many
 from polyrhythm.strategies.worker_part import Logged, OptimizerSource, Step, WorkerPart, WorkerSetting, Writes
 from polyrhythm.training.flat_optimizer import FlatOptimizer
@@ -403,9 +403,6 @@ class FragmentMeans(Sums):
             return plain
 
 
-_NEVER = -1
-
-
 class StreamingWorker(Logged):
     """Takes local steps while the fragments of the model are averaged in turn in the background.
 
@@ -446,8 +443,10 @@ class StreamingWorker(Logged):
         StateField("moved", list[bool]),
         StateField("shares", float),
         StateField("counted", int),
-        StateField("sent", tuple[int, int], loads=False),
+        StateField("sent", tuple[int, int] | None),
         StateField("kept", Part, OWN, at="exchanger.sums"),
+        StateField("heard", bool, JOINING, at="_received"),
+        StateField("done", int, JOINING),
     )
     exchanger: Exchanger[FragmentMeans]
 
@@ -472,15 +471,13 @@ class StreamingWorker(Logged):
         """Number of the fragment with a pending mean, and the step after which that mean was started."""
         self._moved = [False] * terms.fragments
         self._shares, self._counted = 0.0, 0
-        self._stops = self._received = self._enters_late = False
-        self._sent_at = _NEVER
+        self._stops = self._received = False
         self._done = 0
-        self._resumed = False
         self._begin()
 
     def start(self, step: int) -> int:
         self._done, self.exchanger.since = step, step - step % self._terms.every
-        if not self._resumed:
+        if not self.restored:
             self._begin()  # before any exchange can fail
             self._workers.broadcast(self._flat.vector)
             self._begin()
@@ -496,7 +493,7 @@ class StreamingWorker(Logged):
             self._moved = [True] * terms.fragments
             self.staleness[0] += 1
         turn = terms.turn(number)
-        if terms.starts(number) and self._sent_at != number:
+        if terms.starts(number) and self._sent != (turn, number):
             self._send(turn, number)
         if terms.ends(number):
             self._adopt(turn, terms.mixing)
@@ -526,27 +523,14 @@ class StreamingWorker(Logged):
     def has_stopped(self) -> bool:
         return self._received
 
-    def to_enter_with(self) -> State:
-        tensors, facts = self._with_arrived(super().to_enter_with())
-        stated = {"heard": self._received, "done": self._done, "under_way": self.exchanger.under_way}
-        return tensors, facts | stated
-
     def enter(self, state: State, step: int) -> None:
         """Start at the global model, from which all workers measure their changes."""
-        facts = state[1]
         super().enter(state, step)
-        self._take_arrived(state, stop=bool(facts["arrived"]))
         self._flat.vector.copy_(self._global)
         self._shares, self._counted = 0.0, 0
-        if facts["sent"] is not None:
-            self._sent = facts["sent"][0], facts["sent"][1]
-            self._sent_at = self._sent[1]
-        self._received, self._done, self._enters_late = facts["heard"], facts["done"], facts["under_way"]
 
     def take_part(self, joins: int) -> None:
-        if self._enters_late:
-            assert self._sent is not None, "a mean is pending"
-            self._enters_late = False
+        if self._sent is not None and self.exchanger.arrived is None:
             number, step = self._sent
             nothing = self._flat.vector.new_zeros(numbers_of(self._fragments[number]))
             self._start(number, nothing, Step(step, 0.0))
@@ -559,25 +543,26 @@ class StreamingWorker(Logged):
 
     def state(self) -> State:
         self.exchanger.arrive()
-        return self._with_arrived(super().state())
+        return super().state()
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
-        self._take_arrived(state, stop=False)  # a resumed run has not stopped
-        self._resumed = True
+        if (arrived := self.exchanger.arrived) is not None:
+            self.exchanger.arrived = arrived._replace(stop=False)  # a resumed run has not stopped
 
-    def _with_arrived(self, state: State) -> State:
-        """Return a state with the result that has arrived and is not applied yet."""
-        (tensors, facts), arrived = state, self.exchanger.arrived
+    def save_fields(self, fields: Sequence[StateField]) -> State:
+        """Return the state of some fields, with the result that has arrived and is not applied yet."""
+        (tensors, facts), arrived = super().save_fields(fields), self.exchanger.arrived
         if arrived is not None and arrived.vector is not None:
             tensors["movement"] = arrived.vector
         return tensors, facts | {"arrived": None if arrived is None else arrived.stop}
 
-    def _take_arrived(self, state: State, *, stop: bool) -> None:
+    def load_fields(self, fields: Sequence[StateField], state: State) -> None:
+        super().load_fields(fields, state)
         tensors, facts = state
         if facts["arrived"] is not None:
             movement = tensors["movement"].clone() if "movement" in tensors else None
-            self.exchanger.arrived = Result(movement, 1.0, stop)
+            self.exchanger.arrived = Result(movement, 1.0, facts["arrived"])
 
     def _send(self, number: int, step: int) -> None:
         """Start the mean of a fragment's change since its last mean."""
@@ -585,7 +570,7 @@ class StreamingWorker(Logged):
         movement = taken(self._global, fragment).sub_(taken(self._flat.vector, fragment))
         weight = self._shares / self._counted if self._counted else 1.0
         self._shares, self._counted = 0.0, 0
-        self._sent, self._sent_at = (number, step), step
+        self._sent = number, step
         self._start(number, movement, Step(step, weight, self._stops))
 
     def _start(self, number: int, movement: Tensor, step: Step) -> None:

@@ -26,6 +26,7 @@ x_0 <- x_0 + a * (mean_i x_i - x_0).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -38,11 +39,11 @@ from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.averaging.rounds.averaging import CompressedAveraging, over_base
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
-from polyrhythm.strategies.gossip.mixing.turns import InTurns
+from polyrhythm.strategies.gossip.mixing.turns import InTurns, TurnsWorker
 from polyrhythm.strategies.resharding import Resharding
-from polyrhythm.strategies.state import Part, State, StateField, without
+from polyrhythm.strategies.state import OWN, Part, State, StateField, without
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
-from polyrhythm.strategies.worker_part import CommonStart, Logged, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Logged, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, Decay, Positive
@@ -171,34 +172,38 @@ class RoundsOverBase(Logged):
     """Takes the base's steps, and ends a round with a mean and the outer rule, like all averaging strategies.
 
     Args:
-        base: the base's worker part, a `CommonStart`.
+        base: the base's worker part, a `TurnsWorker`.
         flat: parameters of this worker.
         steps: number of steps in a round.
         outer: rule that computes the next starting point from the mean.
     """
 
-    fields = StateField("outer", Part), StateField("apart", bool), StateField("rate", float)
+    fields = (
+        StateField("outer", Part),
+        StateField("apart", bool),
+        StateField("rate", float),
+        StateField("base", Part, OWN, under=""),
+    )
 
     def __init__(self, base: WorkerPart, flat: FlatParameters, steps: int, outer: Outer) -> None:
         super().__init__()
-        assert isinstance(base, CommonStart), "the base can start at a common point"
+        assert isinstance(base, TurnsWorker), "others are refused"
         self._base = base
         self.exchanger = base.exchanger
-        self._base.on_missed_mean(self._end_round)
+        base.on_missed_mean = self._end_round
         self._flat = flat
         self._steps = steps
         self._ends = every(steps)
         self._outer = outer
         self._apart = False
         self._rate = 0.0
-        self._resumed = False
         self.staleness = base.staleness
 
     def start(self, step: int) -> int:
-        if not self._resumed:
+        if not self.restored:
             self._outer.start(self._flat.vector)  # initial values, before any exchange can fail
         step = self._base.start(step)
-        if not self._resumed:
+        if not self.restored:
             self._outer.start(self._flat.vector)
         return step
 
@@ -238,31 +243,19 @@ class RoundsOverBase(Logged):
         return self._base.has_stopped
 
     def to_enter_with(self) -> State:
-        return self._with_base(self._base.to_enter_with())
+        (tensors, facts), base = super().to_enter_with(), self._base.to_enter_with()
+        return base[0] | tensors, facts | {"base": base[1]}
 
     def enter(self, state: State, step: int) -> None:
-        self._outer.start(self._flat.vector)
         super().enter(state, step)
         self._base.enter(self._of_base(state), step)
 
-    def take_part(self, joins: int) -> None:
-        self._base.take_part(joins)
-
-    def state(self) -> State:
-        return self._with_base(self._base.state())
-
-    def load_state(self, state: State) -> None:
+    def load_fields(self, fields: Sequence[StateField], state: State) -> None:
         self._outer.start(self._flat.vector)
-        super().load_state(state)
-        self._base.load_state(self._of_base(state))
-        self._resumed = True
+        super().load_fields(fields, state)
 
     def model_in(self, state: State) -> Tensor | None:
         return self._base.model_in(self._of_base(state))
-
-    def _with_base(self, base: State) -> State:
-        tensors, facts = super().state()
-        return base[0] | tensors, facts | {"base": base[1]}
 
     @staticmethod
     def _of_base(state: State) -> State:

@@ -38,7 +38,7 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.gossip.mixing.turns import InTurns, TurnsWorker
 from polyrhythm.strategies.resharding import Resharding, by_fields
-from polyrhythm.strategies.state import MEAN, OWN, Part, State, StateField
+from polyrhythm.strategies.state import MEAN, OWN, Part, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
@@ -130,11 +130,10 @@ class DPSGDWorker(TurnsWorker):
         super().__init__(setting, strategy.topology, strategy.check)
         self._optimizer = setting.plan.whole(setting.flat.vector)
         self._copies = _copies(setting.flat, strategy)
-        self._resumed = False
         self._sends: list[Handle] | None = None
 
     def start(self, step: int) -> int:
-        if not self._resumed:
+        if not self.restored:
             self.exchanger.workers.broadcast(self._flat.vector)
             if self._copies is not None:
                 self._copies.begin_at(self._flat.vector)
@@ -176,12 +175,6 @@ class DPSGDWorker(TurnsWorker):
 
     def end(self) -> None:
         self._flat.vector.copy_(self.common_model())
-
-    def load_state(self, state: State) -> None:
-        if self._copies is not None:
-            self._copies.begin_at(state[0]["parameters"])
-        super().load_state(state)
-        self._resumed = True
 
     def _send(self, step: int) -> None:
         if not self._mixes(step):

@@ -98,10 +98,9 @@ class SGPWorker(TurnsWorker):
         self._arrived: dict[int, Tensor] = {}
         self._masses: list[float] = []
         """Received parameters that are not added yet, by number, and their masses."""
-        self._resumed = False
 
     def start(self, step: int) -> int:
-        if not self._resumed:
+        if not self.restored:
             self._numerator.copy_(self._flat.vector)  # initial values, before any exchange can fail
             self.exchanger.workers.broadcast(self._flat.vector)
             self._numerator.copy_(self._flat.vector)
@@ -156,7 +155,6 @@ class SGPWorker(TurnsWorker):
         for number in range(len(self._masses)):
             check_shape(f"arrived.{number}", self._arrived[number], self._numerator)
         torch.div(self._numerator, self._mass, out=self._flat.vector)
-        self._resumed = True
 
     def model_in(self, state: State) -> Tensor | None:
         tensors, facts = state

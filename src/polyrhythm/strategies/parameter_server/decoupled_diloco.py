@@ -49,7 +49,7 @@ from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
 from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink, OwnModelWorker
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
-from polyrhythm.strategies.parameter_server.serving.shard import OptimizedRule
+from polyrhythm.strategies.parameter_server.serving.shard import VALUES, OptimizedRule
 from polyrhythm.strategies.resharding import (
     EVERYTHING_OF_SERVER,
     STEPS,
@@ -59,7 +59,7 @@ from polyrhythm.strategies.resharding import (
     steps_of_servers,
 )
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import OWN, Part, StateField, reset
+from polyrhythm.strategies.state import OF_SERVER, OWN, Part, StateField, reset
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer import OptimizerConfig
@@ -160,7 +160,7 @@ class Learner(OwnModelWorker[FreeLink]):
     fields = (
         *OwnModelWorker.fields,
         StateField("base", Tensor, OWN),
-        StateField("pushed", list[int], reset(lambda start: [start.step], "worker")),
+        StateField("pushed", list[int], reset(lambda start: [start.step], "worker"), at="_latest"),
         StateField("waiting", list[int], reset([], "worker")),
         StateField("images", list[float], OWN),
         StateField("taken", list[int], OWN),
@@ -178,7 +178,8 @@ class Learner(OwnModelWorker[FreeLink]):
         """The model at the latest push or merge of each fragment: its next change begins there."""
         self._change = flat.vector.new_empty(flat.size)
         fragments = len(self._link.shards)
-        self._pushed = [0] * fragments
+        self._latest = [0] * fragments
+        """Number of steps at the latest push of each fragment."""
         self._waiting: list[int] = []
         """Fragments with a change that is not merged yet, as far as this learner knows."""
         self._images = [0.0] * fragments
@@ -187,14 +188,14 @@ class Learner(OwnModelWorker[FreeLink]):
         self._stop = False
 
     def keeps_own(self, step: int, known: Sequence[int]) -> bool:
-        if len(self._pushed) == 1:  # the same of all fragments, after a change of the number of workers
-            self._pushed *= len(known)
-        return list(known) == self._pushed
+        if len(self._latest) == 1:  # the same of all fragments, after a change of the number of workers
+            self._latest *= len(known)
+        return list(known) == self._latest
 
     def take_over(self, values: Tensor, known: Sequence[int]) -> None:
         self._local.begin_from(values)
         self._base.copy_(values)
-        self._pushed, self._waiting = list(known), []
+        self._latest, self._waiting = list(known), []
         self._images, self._taken = [0.0] * len(known), [0] * len(known)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
@@ -204,7 +205,7 @@ class Learner(OwnModelWorker[FreeLink]):
             self._images = [images + step.weight for images in self._images]
             self._taken = [taken + 1 for taken in self._taken]
         self._done = step.number + 1
-        for fragment in range(len(self._pushed)):
+        for fragment in range(len(self._latest)):
             if self._rhythm.due(fragment, step.number):
                 self._push(fragment, stop=step.stop)
         self._link.fetch(self._waiting, stop=step.stop)
@@ -216,7 +217,7 @@ class Learner(OwnModelWorker[FreeLink]):
 
     def depart(self) -> None:
         self.settle()
-        for fragment in range(len(self._pushed)):
+        for fragment in range(len(self._latest)):
             self._push(fragment)
         self._link.wait_for_pushes()
         self._link.leave()
@@ -233,7 +234,7 @@ class Learner(OwnModelWorker[FreeLink]):
         self._link.note_read()
         pushed = Step(self._done - 1, weight=images * images / taken, stop=stop)
         self._link.push(fragment, change, pushed, self._rhythm.outer.lr)
-        self._pushed[fragment] = self._done
+        self._latest[fragment] = self._done
         self._images[fragment], self._taken[fragment] = 0.0, 0
         self._waiting = sorted({*self._waiting, fragment})
 
@@ -254,7 +255,7 @@ class FragmentRule(OptimizedRule):
     """The outer optimizer's step with the weighted mean of learners' changes."""
 
     admit = staticmethod(admit_push_of_any_step)
-    optimizer_name = "outer"
+    fields = VALUES, StateField("outer", Part, OF_SERVER, at="_optimizer")
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate)

@@ -158,12 +158,8 @@ class SumWorker(OwnModelWorker[FreeLink]):
         self._local = _plain_sgd(setting.plan).build(setting.flat.vector)
         self._sums = torch.zeros_like(setting.flat.vector), torch.zeros_like(setting.flat.vector)
         self._summed = 0
-        self._pushed = 0
         self._stop = False
         self._rate = setting.plan.rate
-
-    def keeps_own(self, step: int, known: Sequence[int]) -> bool:
-        return min(known) == self._pushed
 
     def take_over(self, values: Tensor, known: Sequence[int]) -> None:
         self._flat.vector.copy_(values)

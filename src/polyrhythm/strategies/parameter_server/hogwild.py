@@ -17,18 +17,18 @@ Departures from the paper:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections import Counter
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from polyrhythm.communication.communicator import NoSharedMemory
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.resharding import Resharding
-from polyrhythm.strategies.state import OWN, Part, State, StateField, reset
+from polyrhythm.strategies.state import OWN, Part, StateField, reset
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
-from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WORKER, OptimizerSource, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import update_as
 
 
@@ -90,6 +90,11 @@ class HogwildWorker(WorkerPart):
     """
 
     follows = OptimizerSource.PLAN
+    fields = (
+        WORKER,
+        StateField("counts", list[int], OWN, at="_updates"),
+        StateField("optimizer", Part, OWN, under=""),
+    )
 
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__()
@@ -102,7 +107,6 @@ class HogwildWorker(WorkerPart):
         self._optimizer = setting.plan.build(self._vector)
         self._counts = torch.zeros(setting.workers.size + 1, dtype=torch.int64)
         self._read = self._counts.clone()
-        self._resumed: State | None = None
 
     def start(self, step: int) -> int:
         """Share worker 0's vector, or find it as a replacement.
@@ -111,8 +115,6 @@ class HogwildWorker(WorkerPart):
             RequestError: the workers share no memory.
             PeerLost: worker 0 is lost, and no other process has the vector.
         """
-        if self._resumed is not None and self._rank == 0:
-            self._counts[:-1] = torch.tensor(self._resumed[1]["counts"])
         try:
             self._vector = self._workers.shared_vector("parameters", self._flat.vector, later=self._succeeds)
             self._counts = self._workers.shared_vector("counts", self._counts, later=self._succeeds)
@@ -121,23 +123,14 @@ class HogwildWorker(WorkerPart):
                 f"hogwild needs memory that all workers share, and {error.reason}: run all workers on the CPUs of one "
                 "host, or take parameter_server or downpour"
             ) from None
+        momenta = self._optimizer.state()
         self._optimizer = self._plan.build(self._vector)
-        if self._resumed is not None:
-            self._restore(*self._resumed)
-        self._look()
-        done = int(self._counts[self._rank])
-        self._uncount(self.staleness.total() - done)
+        self._optimizer.load_state(momenta)
+        self.settle()
+        done = self._updates[self._rank]
+        # Rank 0's copy of the vector may be older than this worker's counts; the largest ones are removed.
+        self.staleness = Counter(sorted(self.staleness.elements())[:done])
         return done
-
-    def _uncount(self, lost: int) -> None:
-        """Take back the counts of steps that are not in the vector, since rank 0's copy is a little older.
-
-        Their staleness is not known; the largest counts are removed.
-        """
-        for age in sorted(self.staleness, reverse=True):
-            taken = max(0, min(lost, self.staleness[age]))
-            self.staleness[age] -= taken
-            lost -= taken
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         if step.weight > 0:
@@ -146,31 +139,20 @@ class HogwildWorker(WorkerPart):
         self._counts[self._rank] += 1
         if step.stop:
             self._counts[-1] = 1
-        self._look()
+        self.settle()
         return bool(self._counts[-1])
 
     def settle(self) -> None:
-        self._look()
-
-    def catch_up(self) -> None:
-        self._look()
-
-    def release(self) -> None:
-        self._look()
-
-    def state(self) -> State:
-        tensors, facts = self._optimizer.state()
-        return tensors, {"worker": self._rank, "counts": self._read[:-1].tolist(), "optimizer": facts}
-
-    def load_state(self, state: State) -> None:
-        """Restore the counts; the vector is worker 0's copy."""
-        self._resumed = state
-
-    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        if facts["worker"] != self._rank:
-            return  # another's, where this one had handed in none
-        self._optimizer.load_state((tensors, facts["optimizer"]))
-
-    def _look(self) -> None:
         self._read = self._counts.clone()
         self._flat.vector.copy_(self._vector)
+
+    catch_up = release = settle
+
+    @property
+    def _updates(self) -> list[int]:
+        """Number of gradients of each worker in the copy of the vector."""
+        return self._read[:-1].tolist()
+
+    @_updates.setter
+    def _updates(self, counts: list[int]) -> None:
+        self._counts[:-1] = torch.tensor(counts)

@@ -357,21 +357,6 @@ class MixedWorker(Logged):
         """Begin with all members, at the servers' parameters or where they were saved; return the steps done."""
         raise NotImplementedError
 
-    def begin(self, step: Step) -> None:
-        pass
-
-    def bucket_ready(self, bucket: int) -> None:
-        pass
-
-    def next_step(self, step: int) -> int:
-        return step + 1
-
-    def settle(self) -> None:
-        pass
-
-    def present(self) -> Tensor | None:
-        return None
-
     @property
     def _is_behind(self) -> bool:
         """Whether the servers may have newer parameters for members that are between two steps."""
@@ -408,12 +393,6 @@ class MixedWorker(Logged):
 
     def release(self) -> None:
         self.servers.leave()
-
-    def to_enter_with(self) -> State:
-        return {}, {}
-
-    def enter(self, state: State, step: int) -> None:
-        pass
 
 
 class Gradients(MixedWorker):

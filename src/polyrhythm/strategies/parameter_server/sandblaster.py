@@ -68,9 +68,9 @@ from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedRule
 from polyrhythm.strategies.resharding import EVERYTHING_OF_SERVER, STEPS, Resharding, steps_of_servers
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import OWN, State, StateField
+from polyrhythm.strategies.state import OF_SERVER, OWN, Part, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WORKER, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
 
@@ -135,32 +135,33 @@ class BatchWorker(WorkerPart):
     """
 
     fields = (
-        StateField("worker", int, OWN, loads=False),
+        WORKER,
         StateField("weight", float, OWN),
         StateField("pushed", int, OWN),
         StateField("sum", Tensor, OWN, absent=None),
+        StateField("last", tuple[int, float] | None, OWN),
     )
 
     def __init__(self, setting: WorkerSetting, portions: int) -> None:
         super().__init__()
-        self._worker = setting.workers.rank
-        self._distributes = self._worker == 0 and not setting.succeeds
+        self._rank = setting.workers.rank
+        self._distributes = setting.initializes
         self._flat = setting.flat
         self._servers = PushPull(setting, without_momentum(setting.plan))
         self._portions = portions
         self._sum = torch.zeros_like(setting.flat.vector) if portions > 1 else None
         self._weight = 0.0
         self._pushed = 0
-        self._last: tuple[Step, float] | None = None
+        self._last: tuple[int, float] | None = None
+        """Number and learning rate of the latest step."""
         self._stop_requested = False
-        self._restored = False
 
     def start(self, step: int) -> int:
         """Take the servers' parameters; a resumed worker continues in its batch, if they are unchanged."""
         if self._distributes:
             self._servers.initialize()
         known = self._servers.pull()
-        if self._restored and known == self._pushed:
+        if self.restored and known == self._pushed:
             return step
         self._pushed, self._weight = known, 0.0
         if self._sum is not None:
@@ -172,43 +173,28 @@ class BatchWorker(WorkerPart):
             self._flat.add_gradients_to(self._sum, step.weight)
         self._weight += step.weight
         self._stop_requested |= step.stop
-        self._last = step, learning_rate
+        self._last = step.number, learning_rate
         return self._push() if (step.number + 1) % self._portions == 0 else False
 
     def end(self) -> None:
-        if self._last is not None and self._last[0].number >= self._pushed:
+        if self._last is not None and self._last[0] >= self._pushed:
             self._push()
         self._servers.leave()
-        if self._worker == 0:
+        if self._rank == 0:
             self._servers.pull(final=True)
 
     def release(self) -> None:
         self._servers.leave()
 
-    def state(self) -> State:
-        tensors, facts = super().state()
-        return tensors, facts | {"last": None if self._last is None else _numbers(*self._last)}
-
-    def load_state(self, state: State) -> None:
-        facts = state[1]
-        if facts["worker"] != self._worker:
-            return
-        super().load_state(state)
-        if facts["last"] is not None:
-            number, rate = facts["last"]
-            self._last = Step(number), rate
-        self._restored = True
-
     def _push(self) -> bool:
         assert self._last is not None, "a batch has a step"
-        step, learning_rate = self._last
+        number, learning_rate = self._last
         if self._sum is not None:
             if self._weight > 0:
                 self._flat.take_gradients_of(self._sum, self._weight)
             self._sum.zero_()
-        stop, weight = self._stop_requested, self._weight
-        self._weight, self._pushed = 0.0, step.number + 1
-        return self._servers.push_and_pull(replace(step, stop=stop), weight, learning_rate)
+        weight, self._weight, self._pushed = self._weight, 0.0, number + 1
+        return self._servers.push_and_pull(Step(number, stop=self._stop_requested), weight, learning_rate)
 
 
 def without_momentum(plan: OptimizerPlan) -> OptimizerPlan:
@@ -229,10 +215,6 @@ def without_momentum(plan: OptimizerPlan) -> OptimizerPlan:
     return replace(plan, spans=tuple(spans))
 
 
-def _numbers(step: Step, learning_rate: float) -> list[float]:
-    return [step.number, learning_rate]
-
-
 def batch_session(setting: ServerSetting, search: Sandblaster) -> ServerSession:
     """Make one server."""
     return ServerSession(setting.roles.workers, BatchRule(setting, search))
@@ -247,6 +229,7 @@ class BatchRule(OptimizedRule):
 
     defers = True
     admit = staticmethod(admit_push_of_any_step)  # a batch may end at any step
+    fields = (*OptimizedRule.fields, StateField("curvature", Part, OF_SERVER, under=""))
 
     def __init__(self, setting: ServerSetting, search: Sandblaster) -> None:
         workers = len(setting.roles.workers)
@@ -286,16 +269,6 @@ class BatchRule(OptimizedRule):
             return Applied(common, 0, {})
         self._agreed = common
         return Deferred(self._exchange.offer(self._products(common)))
-
-    def state(self) -> State:
-        tensors, facts = super().state()
-        curvature, curvature_facts = self._curvature.state()
-        return tensors | curvature, {"curvature": curvature_facts, **facts}
-
-    def load_state(self, state: State) -> None:
-        tensors, facts = state
-        self._curvature.load_state((tensors, facts["curvature"]))
-        super().load_state(state)
 
     def _products(self, batch: Sequence[Contribution]) -> Tensor:
         gradient = mean([entry.gradient for entry in batch], [entry.weight for entry in batch])

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.injection.fault import Fault, FaultTarget, FaultyRun, check_rank
-from polyrhythm.strategies.state import restore, saved
 from polyrhythm.training.quantities import Count
 
 
@@ -47,10 +46,10 @@ class Flip(Fault):
             for field in part.fields
             if field.conversion.per == "run" and not field.at.startswith("_flat.")
         ]
-        tensors, facts = saved(part, fields)
+        tensors, facts = part.save_fields(fields)
         copies = {name: tensor.clone() for name, tensor in sorted(tensors.items())}
         if _flip_bit(list(copies.values()), random):
-            restore(part, fields, (copies, facts))
+            part.load_fields(fields, (copies, facts))
 
 
 def _flip_bit(tensors: list[Tensor], random: Random) -> bool:

@@ -27,6 +27,7 @@ from polyrhythm.communication.exchanger import Exchanger
 from polyrhythm.communication.log import MODELS, Result
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, LocalOptimizer, ModelMean
 from polyrhythm.strategies.state import (
+    JOINING,
     MEAN,
     OF_FIRST,
     Conversion,
@@ -240,7 +241,8 @@ class RoundsWorker(Logged):
         StateField("weight", float, reset(1.0)),
         StateField("shares", float, absent=0.0),
         StateField("steps", int, absent=0),
-        StateField("worker", int, reset(lambda start: start.index, "worker"), loads=False),
+        StateField("worker", int, reset(lambda start: start.index), loads=False),
+        StateField("heard", bool, JOINING, at="_received"),
         StateField(_KEPT, Part, Conversion(_merged_errors, "worker"), at="exchanger.sums"),
     )
 
@@ -269,11 +271,10 @@ class RoundsWorker(Logged):
         self._stop_requested = False
         self._received = False
         self._rate = 0.0
-        self._resumed = False
 
     def start(self, step: int) -> int:
         self.exchanger.since = self._rounds.began(step)
-        if not self._resumed:
+        if not self.restored:
             if self._worker == 0:  # before any exchange can fail
                 self._start_outer()
             self._workers.broadcast(self._flat.vector)
@@ -351,30 +352,11 @@ class RoundsWorker(Logged):
         """
         return self._received and not self._apart
 
-    def to_enter_with(self) -> State:
-        tensors, facts = super().to_enter_with()
-        return tensors, facts | {"heard": self._received, "worker": self._worker}
-
-    def enter(self, state: State, step: int) -> None:
-        """Start with another worker's model, without its compression errors."""
-        self._make_room()
-        super().enter(state, step)
-        self._weigh(state)
-        self._received = state[1]["heard"]
-
-    def load_state(self, state: State) -> None:
-        self._make_room()
-        super().load_state(state)
-        self._weigh(state)
-        self._resumed = True
-
-    def _make_room(self) -> None:
-        """Allocate what a state overwrites."""
+    def load_fields(self, fields: Sequence[StateField], state: State) -> None:
+        """Restore some fields; another worker's model has no weight in its round, since it counts already."""
         self._start_outer()
         self._beginning = torch.empty_like(self._flat.vector)
-
-    def _weigh(self, state: State) -> None:
-        """Set the weight in the current round to 0 if the state is another worker's: that model counts already."""
+        super().load_fields(fields, state)
         if self._apart and state[1]["worker"] != self._worker:
             self._weight = 0.0
 

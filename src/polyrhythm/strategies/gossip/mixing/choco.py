@@ -76,6 +76,7 @@ class Copies:
     """
 
     def __init__(self, flat: FlatParameters, compressor: Compressor, gamma: float) -> None:
+        self._vector = flat.vector
         self._compressor = compressor
         self._layout = Layout.of_model(flat, compressor)
         self._gamma = gamma
@@ -129,7 +130,8 @@ class Copies:
         return {_OWN: self._own} | of | self._factors, {}
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned; an empty state leaves the copies unchanged."""
+        """Restore what `state` returned; with an empty state, restart at the worker's parameters."""
+        self.begin_at(self._vector)
         tensors = state[0]
         if not tensors:
             return

@@ -55,7 +55,7 @@ from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Remarks, Strategy, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Shares, Topology
-from polyrhythm.strategies.worker_part import CommonStart, Step, WorkerSetting
+from polyrhythm.strategies.worker_part import Logged, Step, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
@@ -85,7 +85,7 @@ class InTurns(Strategy, Remarks):
 _NEVER = -1
 
 
-class TurnsWorker(CommonStart, Sums):
+class TurnsWorker(Logged, Sums):
     """Mixes in turns. Means of all models are entries of the exchanger's log; turns are not.
 
     Args:
@@ -93,6 +93,10 @@ class TurnsWorker(CommonStart, Sums):
         topology: topology of the mixing.
         check: function that rejects a number of workers for which the topology does not exist.
         delay: number of steps after which a received message is applied.
+
+    Attributes:
+        on_missed_mean: callback with a result of `common_model` that this worker has missed, before it restarts with
+            the others; it must not change the mean, `(size,)`.
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class TurnsWorker(CommonStart, Sums):
         self._ending = self._turns.ending(delay)
         self._reunion = GroupView(self._begin_together)
         self._brings = True
-        self._missed: Callable[[Tensor], None] = lambda mean: None
+        self.on_missed_mean: Callable[[Tensor], None] = lambda mean: None
         self._done = 0
         self._mixes_from = 0
         self._presented = self._presented_to_all = _NEVER
@@ -122,7 +126,12 @@ class TurnsWorker(CommonStart, Sums):
     def model(self) -> Tensor:
         """Return this worker's contribution to the mean of all models, `(size,)`."""
 
+    @abstractmethod
+    def begin_at(self, vector: Tensor) -> None:
+        """Continue from other parameters, `(size,)`, the same bits on all workers; they are copied."""
+
     def common_model(self) -> Tensor:
+        """Return the mean of all workers' models, `(size,)`; called on all."""
         return self._mean(aside=0)
 
     def present(self) -> Tensor | None:
@@ -133,9 +142,6 @@ class TurnsWorker(CommonStart, Sums):
     def over(self, group: Communicator) -> Self:
         """Return this worker, which mixes with the members of the exchanger's present view; discard its messages."""
 
-    def on_missed_mean(self, act: Callable[[Tensor], None]) -> None:
-        self._missed = act
-
     def prepare(self) -> None:
         """Restart from the mean of all states together with the others, unless these only have to leave."""
         if self.exchanger.finished:
@@ -143,7 +149,7 @@ class TurnsWorker(CommonStart, Sums):
         entry = self.exchanger.log.under_way
         if entry is not None and entry.result is not None and not entry.aside:
             assert entry.result.vector is not None, "all contribute a model"
-            self._missed(entry.result.vector)
+            self.on_missed_mean(entry.result.vector)
         workers = self.exchanger.workers
         own = Progress(self._done, self._presented, self._ending.last)
         stated = self._reunion.exchange(workers, own, self._flat.vector)
@@ -164,10 +170,6 @@ class TurnsWorker(CommonStart, Sums):
         super().enter(state, step)
         self._done, self._brings = step, False
         self._presented = _NEVER if self.exchanger.joins == MODELS else step
-
-    def take_part(self, joins: int) -> None:
-        if joins == MODELS:
-            self._mean(aside=MODELS)
 
     def _mean(self, *, aside: int) -> Tensor:
         def run(_: TurnsWorker, number: int) -> Result:

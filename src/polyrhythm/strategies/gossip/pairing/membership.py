@@ -40,6 +40,7 @@ from torch import Tensor
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper, Reply
+from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 
 KINDS = (Kind.JOIN, Kind.PARAMETERS, Kind.LEAVE, Kind.EVENT, Kind.LEAD)
@@ -263,29 +264,19 @@ class Member:
 
     Args:
         keeper: keeper of the worker's parameters.
-        flat: flat vector, which receives the initial parameters.
-        resumed: whether it already holds the parameters of a checkpoint.
-        succeeds: whether the worker is the replacement of a failed one.
-        host_returns: whether worker 0 is replaced when it fails.
+        setting: setting of the worker; its flat vector receives the initial parameters.
+        restored: whether that already holds the parameters of a checkpoint.
     """
 
-    def __init__(
-        self,
-        keeper: Keeper,
-        flat: FlatParameters,
-        *,
-        resumed: bool = False,
-        succeeds: bool = False,
-        host_returns: bool = False,
-    ) -> None:
+    def __init__(self, keeper: Keeper, setting: WorkerSetting, *, restored: bool) -> None:
         self.over = False
         self._keeper = keeper
-        self._flat = flat
-        self._resumed = resumed
-        self._host_returns = host_returns
+        self._flat = setting.flat
+        self._restored = restored
+        self._host_returns = setting.leader_returns
         self._leader = keeper.place.workers[0]
         self._away = self._news = False
-        self._succeeds = succeeds
+        self._succeeds = setting.succeeds
         self._joins: Message | None = None
         """First message of its own worker, until rank 0 has answered it."""
         self._received = self._stop_requested = self._left = self._released = False
@@ -352,7 +343,7 @@ class Member:
             return Standing.INSIDE if self._keeper.ready else Standing.OUTSIDE
         if self._succeeds:
             return Standing.ENTERING
-        return Standing.RESUMED if self._resumed else Standing.WAITING
+        return Standing.RESUMED if self._restored else Standing.WAITING
 
     def _introduce(self) -> list[Reply]:
         """Send a new worker 0 a report, and the messages that the failed one may not have received."""
@@ -383,7 +374,7 @@ class Member:
         if joins is None:
             return []  # reply to a repeated message
         assert admission.values is not None, "worker 0 has parameters"
-        if not self._resumed:
+        if not self._restored:
             self._flat.vector.copy_(admission.values)
         if not admission.succeeds:  # the step is rank 0's; its replacement may need it
             self._step, self._keeper.latest[self._leader] = joins.step, admission.step

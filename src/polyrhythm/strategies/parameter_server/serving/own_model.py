@@ -16,8 +16,8 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServerLink
-from polyrhythm.strategies.state import OWN, State, StateField, Stateful
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.state import StateField, Stateful
+from polyrhythm.strategies.worker_part import WORKER, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 Link = TypeVar("Link", bound=ServerLink)
@@ -26,28 +26,28 @@ Link = TypeVar("Link", bound=ServerLink)
 class OwnModelWorker(WorkerPart, Generic[Link]):
     """Worker part with a model of its own; the servers' model is the run's.
 
-    Subclasses set `_done`, the number of steps done, after each step.
+    Subclasses set `_done`, the number of steps done, after each step, and `_pushed`, the number of steps in what was
+    pushed to all servers.
     """
 
-    fields: ClassVar[tuple[StateField, ...]] = (StateField("worker", int, OWN, at="_rank", loads=False),)
+    fields: ClassVar[tuple[StateField, ...]] = (WORKER,)
 
     def __init__(self, setting: WorkerSetting, link: Link) -> None:
         super().__init__()
         self._rank = setting.workers.rank
-        self._initializes = self._rank == 0 and not setting.succeeds
+        self._initializes = setting.initializes
         self._flat = setting.flat
         self._link = link
-        self._restored = False
-        self._done = 0
+        self._done = self._pushed = 0
 
     def keeps_own(self, step: int, known: Sequence[int]) -> bool:
-        """Return whether a restored model continues.
+        """Return whether a restored model continues; default: if servers know exactly what was pushed.
 
         Args:
             step: number of its steps.
             known: number of this worker's steps that each server knows.
         """
-        raise NotImplementedError
+        return min(known) == self._pushed
 
     def take_over(self, values: Tensor, known: Sequence[int]) -> None:
         """Begin with the servers' parameters, `(size,)`; `known` as in `keeps_own`."""
@@ -61,7 +61,7 @@ class OwnModelWorker(WorkerPart, Generic[Link]):
         if self._initializes:
             self._link.initialize()
         values, known = self._link.pull_whole()
-        if not (self._restored and self.keeps_own(step, self._link.known)):
+        if not (self.restored and self.keeps_own(step, self._link.known)):
             self.take_over(values, self._link.known)
             step = known
         self._done = step
@@ -80,11 +80,6 @@ class OwnModelWorker(WorkerPart, Generic[Link]):
 
     def release(self) -> None:
         self._link.leave()
-
-    def load_state(self, state: State) -> None:
-        if state[1]["worker"] == self._rank:
-            super().load_state(state)
-            self._restored = True
 
 
 class FreeLink(ServerLink, Stateful):

@@ -452,7 +452,7 @@ class ServedWorker(WorkerPart):
         self._leaves_at_once = dropped_late
         self._has_left = False
         self._leads = setting.workers.rank == 0
-        self._distributes = self._leads and not setting.succeeds
+        self._distributes = setting.initializes
         self._servers = servers or PushPull(setting)
         self._flat = setting.flat
         self._optimizer = setting.plan.build(setting.flat.vector) if own_updates else None

@@ -19,7 +19,7 @@ from torch import Tensor
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push
 from polyrhythm.strategies.parameter_server.serving.gate import Gate
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.state import State, Stateful
 
 Reply = tuple[int, Message]
 """A rank, and the message for it.
@@ -134,8 +134,10 @@ class Presence(NamedTuple):
     done: bool
 
 
-class Rule:
-    """One server's rule, with its state.
+class Rule(Stateful):
+    """One server's rule, with its state, without the session's counters.
+
+    If a state is loaded, worker 0's parameters are not needed.
 
     Attributes:
         gate: gate, which decides when contributions are applied and which pushers are answered.
@@ -218,14 +220,6 @@ class Rule:
 
     def enter(self, pusher: int) -> None:
         """Forget a pusher that has a replacement."""
-
-    def state(self) -> State:
-        """Return the state of the rule, without the session's counters; raise `RefusedMessage` if not ready."""
-        raise NotImplementedError
-
-    def load_state(self, state: State) -> None:
-        """Restore what `state` returned; worker 0's parameters are then not needed."""
-        raise NotImplementedError
 
     def exact_state(self) -> State:
         """Return the whole state, so that another server's rule can continue like this one, in the middle of a run."""

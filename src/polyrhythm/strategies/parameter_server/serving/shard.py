@@ -47,13 +47,12 @@ from polyrhythm.strategies.parameter_server.serving.rule import (
     applied_of,
 )
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
-from polyrhythm.strategies.state import State, below, prefixed
+from polyrhythm.strategies.state import OF_SERVER, Part, State, StateField
 from polyrhythm.training.checkpoint import restoring
 from polyrhythm.training.closed_loop import ClosedLoopSGD
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
-_MERGER = "merge."
 _LEAST_LENT_BYTES = 1 << 16
 """Least size of values that are lent without a copy: copying fewer takes less time than tracking their holders."""
 
@@ -105,6 +104,10 @@ def shard_session(
     return session(pushers, rule, spares, spared_by, handling.eject_after)
 
 
+VALUES = StateField("values", Tensor, OF_SERVER, at="values", loads=False)
+"""Parameters of a server, which are given to `OptimizedRule.build`."""
+
+
 class OptimizedRule(Rule):
     """The base of rules that step with the optimizer of worker 0's plan.
 
@@ -118,12 +121,9 @@ class OptimizedRule(Rule):
 
     Args:
         memory: memory in which values may lie, to be lent; None: links copy them.
-
-    Attributes:
-        optimizer_name: name of the optimizer in the state; one named `optimizer` continues with other strategies.
     """
 
-    optimizer_name: ClassVar[str] = "optimizer"
+    fields: ClassVar[tuple[StateField, ...]] = (VALUES, StateField("optimizer", Part, OF_SERVER))
 
     def __init__(self, gate: Gate, memory: LentMemory | None = None) -> None:
         super().__init__(gate)
@@ -143,7 +143,7 @@ class OptimizedRule(Rule):
         resumed, self._resumed = self._resumed, None
         self.build(plan, values if resumed is None else resumed[0]["values"])
         if resumed is not None:
-            self.restore(resumed)
+            self._restore(resumed)
 
     def step(self, gradient: Tensor, rate: float) -> None:
         """Update the values with the optimizer."""
@@ -172,9 +172,7 @@ class OptimizedRule(Rule):
     def state(self) -> State:
         if not self.ready:
             raise RefusedMessage(Reason.ORDER, "a server was asked for its state before it had parameters")
-        optimizer, facts = self._optimizer.state()
-        tensors = {"values": self.values} | prefixed(f"{self.optimizer_name}.", optimizer)
-        return tensors, {self.optimizer_name: facts}
+        return super().state()
 
     def load_state(self, state: State) -> None:
         self._resumed = state
@@ -188,7 +186,7 @@ class OptimizedRule(Rule):
         self._plan = None if facts["plan"] is None else OptimizerPlan.from_json(facts["plan"])
         if self._plan is not None and facts["shard"] is not None:
             self.build(self._plan, tensors["values"])
-            self.restore((tensors, facts["shard"]))
+            self._restore((tensors, facts["shard"]))
 
     def build(self, plan: OptimizerPlan, values: Tensor) -> None:
         """Make the optimizer of the values, which it changes in place; training can begin."""
@@ -199,12 +197,9 @@ class OptimizedRule(Rule):
         self._shown = self._held = None
         self.ready = True
 
-    def restore(self, state: State) -> None:
-        """Take over the state of a shard that was built, apart from its values."""
-        tensors, facts = state
+    def _restore(self, state: State) -> None:
         with restoring("the saved state of this server"):
-            name = self.optimizer_name
-            self._optimizer.load_state((below(f"{name}.", tensors), facts[name]))
+            self.load_fields(self.fields, state)
 
     def _before_change(self) -> None:
         """Have the values where they may change in place: elsewhere, if what was shown of them is held or lent."""
@@ -224,6 +219,8 @@ class ShardRule(OptimizedRule):
         servers: ranks of all servers, where they must agree on something.
         memory: see `OptimizedRule`.
     """
+
+    fields = (*OptimizedRule.fields, StateField("merge", Part, OF_SERVER, at="_merger"))
 
     def __init__(
         self,
@@ -300,11 +297,6 @@ class ShardRule(OptimizedRule):
         kept = [entry for entry in batch if entry.weight == 0 or entry.pusher in common]
         return self._update_as_planned(kept, version, distances)
 
-    def state(self) -> State:
-        tensors, facts = super().state()
-        merger, merger_facts = self._merger.state()
-        return tensors | prefixed(_MERGER, merger), facts | {"merge": merger_facts}
-
     def build(self, plan: OptimizerPlan, values: Tensor) -> None:
         super().build(plan, values)
         self._size = values.numel()
@@ -314,10 +306,6 @@ class ShardRule(OptimizedRule):
         self._trains = inner is not None
         self._closed_loop = inner if isinstance(inner, ClosedLoopSGD) else None
         self._merger = self._handling.merge.merger()
-
-    def restore(self, state: State) -> None:
-        super().restore(state)
-        self._merger.load_state((below(_MERGER, state[0]), state[1]["merge"]))
 
     def _update_as_planned(
         self, batch: Sequence[Contribution], version: int, distances: Tensor | None

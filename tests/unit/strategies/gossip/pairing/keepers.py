@@ -17,17 +17,22 @@ from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
-def keeper(worker: int, values: list[float], workers: int = 4) -> tuple[Keeper, FlatParameters]:
-    """Makes the keeper of a worker of a ring that is in its third step, with plain SGD."""
+def setting_of(worker: int, values: list[float], workers: int = 4) -> WorkerSetting:
+    """Makes the setting of a worker with plain SGD."""
     weights = nn.ParameterList([torch.tensor(values)])
     flat = FlatParameters(weights)
     plan = OptimizerPlan.of(torch.optim.SGD(weights.parameters(), lr=1.0), flat)
     time = VirtualTime()
     network = SimulatedCluster(time, ConstantNetwork(time), workers).communicator(worker)
-    setting = WorkerSetting(network, network, roles_in_order(workers, 0), flat, plan)
+    return WorkerSetting(network, network, roles_in_order(workers, 0), flat, plan)
+
+
+def keeper(worker: int, values: list[float], workers: int = 4) -> tuple[Keeper, FlatParameters]:
+    """Makes the keeper of a worker of a ring that is in its third step."""
+    setting = setting_of(worker, values, workers)
     made = Keeper(place_of(Ring(), range(workers), worker), setting)
     made.make_ready(3)
-    return made, flat
+    return made, setting.flat
 
 
 def asked(values: list[float], step: int = 0) -> Message:

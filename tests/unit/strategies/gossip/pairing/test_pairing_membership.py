@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.gossip.pairing.keeper import Keeper
+from polyrhythm.strategies.gossip.pairing.keeper import Keeper, place_of
 from polyrhythm.strategies.gossip.pairing.membership import Host, Member
+from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.training.flat_parameters import FlatParameters
-from unit.strategies.gossip.pairing.keepers import keeper
+from unit.strategies.gossip.pairing.keepers import keeper, setting_of
 
 
 def host(workers: int = 3) -> tuple[Host, Keeper, FlatParameters]:
@@ -37,9 +38,9 @@ def test_all_begin_together_with_worker_0s_parameters() -> None:
 
 
 def member(worker: int = 1, *, resumed: bool = False) -> tuple[Member, Keeper, FlatParameters]:
-    made, flat = keeper(worker, [1.0])
-    made.ready = False
-    return Member(made, flat, resumed=resumed), made, flat
+    setting = setting_of(worker, [1.0])
+    made = Keeper(place_of(Ring(), range(4), worker), setting)
+    return Member(made, setting, restored=resumed), made, setting.flat
 
 
 @pytest.mark.parametrize("resumed", [False, True])
