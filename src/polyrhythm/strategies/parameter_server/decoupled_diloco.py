@@ -46,20 +46,16 @@ from polyrhythm.strategies.parameter_server.composition.served import WithServer
 from polyrhythm.strategies.parameter_server.elastic.averaging import PlainStep
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push_of_any_step
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
-from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink, OwnModelWorker
+from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink, OwnModelWorker, of_own_models
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import VALUES, OptimizedRule
 from polyrhythm.strategies.resharding import (
-    EVERYTHING_OF_SERVER,
-    STEPS,
     Held,
     Resharding,
-    steps_known,
-    steps_of_servers,
 )
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import OF_SERVER, OWN, Part, StateField, reset
+from polyrhythm.strategies.state import OF_SERVER, OWN, Part, State, StateField, reset
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import OptimizerSource, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer import OptimizerConfig
@@ -129,21 +125,10 @@ class DecoupledDiLoCo(WithServers):
         )
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return Resharding(
-            after=after,
-            text="the servers keep their model and optimizers, and {kept} learners their own models",
-            newcomers="; {new} begin with the servers' model",
-            remark=_dropped,
-            workers=Learner.fields,
-            servers=(
-                StateField("held", Part, reset([], "server")),
-                StateField("gate", Part, reset({"held": []}, "server")),
-                STEPS,
-                EVERYTHING_OF_SERVER,
-            ),
-            count=steps_of_servers,
-            fits=_as_servers_know,
+        held, gate = (
+            StateField(name, Part, reset(to, "server")) for name, to in (("held", []), ("gate", {"held": []}))
         )
+        return of_own_models(Learner, after, (held, gate), _dropped)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         return Learner(setting, self)
@@ -160,7 +145,7 @@ class Learner(OwnModelWorker[FreeLink]):
     fields = (
         *OwnModelWorker.fields,
         StateField("base", Tensor, OWN),
-        StateField("pushed", list[int], reset(lambda start: [start.step], "worker"), at="_latest"),
+        StateField("pushed", list[int], reset(lambda start: [start.step], "worker")),
         StateField("waiting", list[int], reset([], "worker")),
         StateField("images", list[float], OWN),
         StateField("taken", list[int], OWN),
@@ -178,7 +163,7 @@ class Learner(OwnModelWorker[FreeLink]):
         """The model at the latest push or merge of each fragment: its next change begins there."""
         self._change = flat.vector.new_empty(flat.size)
         fragments = len(self._link.shards)
-        self._latest = [0] * fragments
+        self._pushed = [0] * fragments
         """Number of steps at the latest push of each fragment."""
         self._waiting: list[int] = []
         """Fragments with a change that is not merged yet, as far as this learner knows."""
@@ -187,15 +172,19 @@ class Learner(OwnModelWorker[FreeLink]):
         self._taken = [0] * fragments
         self._stop = False
 
-    def keeps_own(self, step: int, known: Sequence[int]) -> bool:
-        if len(self._latest) == 1:  # the same of all fragments, after a change of the number of workers
-            self._latest *= len(known)
-        return list(known) == self._latest
+    @classmethod
+    def fits(cls, step: int, pushed: list[int], known: Sequence[int]) -> bool:
+        return list(known) == pushed
+
+    def load_state(self, state: State) -> None:
+        super().load_state(state)
+        if len(self._pushed) == 1:  # the same of all fragments, after a change of the number of workers
+            self._pushed *= len(self._taken)
 
     def take_over(self, values: Tensor, known: Sequence[int]) -> None:
         self._local.begin_from(values)
         self._base.copy_(values)
-        self._latest, self._waiting = list(known), []
+        self._pushed, self._waiting = list(known), []
         self._images, self._taken = [0.0] * len(known), [0] * len(known)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
@@ -205,7 +194,7 @@ class Learner(OwnModelWorker[FreeLink]):
             self._images = [images + step.weight for images in self._images]
             self._taken = [taken + 1 for taken in self._taken]
         self._done = step.number + 1
-        for fragment in range(len(self._latest)):
+        for fragment in range(len(self._pushed)):
             if self._rhythm.due(fragment, step.number):
                 self._push(fragment, stop=step.stop)
         self._link.fetch(self._waiting, stop=step.stop)
@@ -217,7 +206,7 @@ class Learner(OwnModelWorker[FreeLink]):
 
     def depart(self) -> None:
         self.settle()
-        for fragment in range(len(self._latest)):
+        for fragment in range(len(self._pushed)):
             self._push(fragment)
         self._link.wait_for_pushes()
         self._link.leave()
@@ -234,7 +223,7 @@ class Learner(OwnModelWorker[FreeLink]):
         self._link.note_read()
         pushed = Step(self._done - 1, weight=images * images / taken, stop=stop)
         self._link.push(fragment, change, pushed, self._rhythm.outer.lr)
-        self._latest[fragment] = self._done
+        self._pushed[fragment] = self._done
         self._images[fragment], self._taken[fragment] = 0.0, 0
         self._waiting = sorted({*self._waiting, fragment})
 
@@ -324,8 +313,3 @@ class QuorumGate(Gate):
 def _dropped(held: Held) -> str:
     count = sum(len(facts["held"]) for _, facts in held.servers)
     return f"; {count} changes that servers had not merged yet are dropped" if count else ""
-
-
-def _as_servers_know(held: Held) -> list[int]:
-    known = [list(steps) for steps in steps_known(held.servers)]
-    return [worker for worker, (_, facts) in held.workers.items() if facts.get("pushed") == known[worker]]

@@ -47,17 +47,12 @@ from polyrhythm.errors import RequestError
 from polyrhythm.strategies.parameter_server.composition.served import ReplicableServers
 from polyrhythm.strategies.parameter_server.serving.admission import Configuration, admit_push_of_any_step
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
-from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink, OwnModelWorker
+from polyrhythm.strategies.parameter_server.serving.own_model import FreeLink, OwnModelWorker, of_own_models
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedRule
 from polyrhythm.strategies.resharding import (
-    EVERYTHING_OF_SERVER,
-    STEPS,
-    Held,
     Resharding,
-    steps_known,
-    steps_of_servers,
 )
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import OWN, Part, StateField, reset
@@ -116,19 +111,7 @@ class Downpour(ReplicableServers):
         )
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return Resharding(
-            after=after,
-            text=(
-                "the servers continue with their parameters and optimizers, and {kept} workers with their own "
-                "parameters "
-                "and sums"
-            ),
-            newcomers="; {new} begin with the servers' parameters",
-            workers=SumWorker.fields,
-            servers=(STEPS, EVERYTHING_OF_SERVER),
-            count=steps_of_servers,
-            fits=_sum_fits,
-        )
+        return of_own_models(SumWorker, after)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         return SumWorker(setting, self, self.free_link(setting, setting.plan, setting.steps or 0))
@@ -317,9 +300,3 @@ class SumGate(Gate):
         free = tuple(pusher for pusher in self._waiting if warm or pusher == 0)
         self._waiting = [pusher for pusher in self._waiting if pusher not in free]
         return free
-
-
-def _sum_fits(held: Held) -> list[int]:
-    pushed = {worker: facts.get("pushed") for worker, (_, facts) in held.workers.items()}
-    known = steps_known(held.servers)
-    return [worker for worker, steps in enumerate(known) if pushed.get(worker) == min(steps)]

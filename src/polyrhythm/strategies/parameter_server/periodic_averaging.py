@@ -29,8 +29,8 @@ from polyrhythm.strategies.parameter_server.elastic.averaging import (
     ElasticWorker,
     PlainStep,
     center_session,
-    of_center,
 )
+from polyrhythm.strategies.parameter_server.serving.own_model import of_own_models
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
@@ -78,7 +78,7 @@ class PeriodicAveraging(WithServers):
         )
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return of_center(after)
+        return of_own_models(ElasticWorker, after)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         local = PlainStep(setting.flat.vector, setting.plan)

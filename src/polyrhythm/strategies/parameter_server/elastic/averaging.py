@@ -37,7 +37,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import model_validator
@@ -49,17 +49,12 @@ from polyrhythm.errors import RequestError
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_vector, payload
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate, RoundsGate
-from polyrhythm.strategies.parameter_server.serving.own_model import OwnModelWorker
+from polyrhythm.strategies.parameter_server.serving.own_model import OwnModelWorker, of_own_models
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServerLink
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution, Given, Rule
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.resharding import (
-    EVERYTHING_OF_SERVER,
-    STEPS,
-    Held,
     Resharding,
-    steps_known,
-    steps_of_servers,
 )
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import OWN, Part, State, StateField, Stateful
@@ -162,7 +157,7 @@ class ElasticAveraging(WithServers, Remarks):
         )
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return of_center(after)
+        return of_own_models(ElasticWorker, after)
 
     @abstractmethod
     def local_step(self, setting: WorkerSetting) -> LocalStep:
@@ -188,7 +183,8 @@ class ElasticWorker(OwnModelWorker["CenterLink"]):
         self.follows = OptimizerSource.OBJECT if isinstance(local, PlainStep) else OptimizerSource.NOTHING
         self._exchanging = False
 
-    def keeps_own(self, step: int, known: Sequence[int]) -> bool:
+    @classmethod
+    def fits(cls, step: int, pushed: Any, known: Sequence[int]) -> bool:
         """Return whether the state is not older than this worker's last exchange: else steps would be taken twice."""
         return step >= min(known)
 
@@ -479,24 +475,3 @@ class CenterGate(RoundsGate):
             self.held, self._parting = set(), set()
         entered += self.admit(alone=not self.present)
         return Decision(apply=tuple(apply), answer=(*answer, *entered))
-
-
-def of_center(after: int) -> Resharding:
-    """Return how a center and its workers are resharded to `after` workers: remaining ones keep their own model."""
-    return Resharding(
-        after=after,
-        text="the center stays, and {kept} workers keep their own parameters and optimizers",
-        newcomers="; {new} begin at the center, without momentum",
-        workers=ElasticWorker.fields,
-        servers=(STEPS, EVERYTHING_OF_SERVER),
-        count=steps_of_servers,
-        fits=_not_older_than_last_exchange,
-    )
-
-
-def _not_older_than_last_exchange(held: Held) -> list[int]:
-    return [
-        worker
-        for worker, heard in enumerate(steps_known(held.servers))
-        if worker in held.workers and held.steps[worker] >= max(heard)
-    ]

@@ -8,14 +8,22 @@ keeps its own model where the servers have all that it had sent.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServerLink
+from polyrhythm.strategies.resharding import (
+    EVERYTHING_OF_SERVER,
+    STEPS,
+    Held,
+    Resharding,
+    steps_known,
+    steps_of_servers,
+)
 from polyrhythm.strategies.state import StateField, Stateful
 from polyrhythm.strategies.worker_part import WORKER, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -27,7 +35,7 @@ class OwnModelWorker(WorkerPart, Generic[Link]):
     """Worker part with a model of its own; the servers' model is the run's.
 
     Subclasses set `_done`, the number of steps done, after each step, and `_pushed`, the number of steps in what was
-    pushed to all servers.
+    pushed to all servers, or to each.
     """
 
     fields: ClassVar[tuple[StateField, ...]] = (WORKER,)
@@ -38,19 +46,22 @@ class OwnModelWorker(WorkerPart, Generic[Link]):
         self._initializes = setting.initializes
         self._flat = setting.flat
         self._link = link
-        self._done = self._pushed = 0
+        self._done = 0
+        self._pushed: Any = 0
 
-    def keeps_own(self, step: int, known: Sequence[int]) -> bool:
-        """Return whether a restored model continues; default: if servers know exactly what was pushed.
+    @classmethod
+    def fits(cls, step: int, pushed: Any, known: Sequence[int]) -> bool:
+        """Return whether a stored model continues; default: if servers know exactly what was pushed.
 
         Args:
             step: number of its steps.
-            known: number of this worker's steps that each server knows.
+            pushed: `_pushed` at that time.
+            known: number of the worker's steps that each server knows.
         """
-        return min(known) == self._pushed
+        return bool(min(known) == pushed)
 
     def take_over(self, values: Tensor, known: Sequence[int]) -> None:
-        """Begin with the servers' parameters, `(size,)`; `known` as in `keeps_own`."""
+        """Begin with the servers' parameters, `(size,)`; `known` as in `fits`."""
         raise NotImplementedError
 
     def depart(self) -> None:
@@ -61,7 +72,7 @@ class OwnModelWorker(WorkerPart, Generic[Link]):
         if self._initializes:
             self._link.initialize()
         values, known = self._link.pull_whole()
-        if not (self.restored and self.keeps_own(step, self._link.known)):
+        if not (self.restored and self.fits(step, self._pushed, self._link.known)):
             self.take_over(values, self._link.known)
             step = known
         self._done = step
@@ -80,6 +91,41 @@ class OwnModelWorker(WorkerPart, Generic[Link]):
 
     def release(self) -> None:
         self._link.leave()
+
+
+def of_own_models(
+    part: type[OwnModelWorker[Any]],
+    after: int,
+    servers: tuple[StateField, ...] = (),
+    remark: Callable[[Held], str] = lambda held: "",
+) -> Resharding:
+    """Return the resharding of workers with models of their own: each that fits what the servers know stays.
+
+    Args:
+        part: class of the workers' parts.
+        after: new number of workers.
+        servers: fields of a server's state that do not stay as they are.
+        remark: see `Resharding`.
+    """
+
+    def fits(held: Held) -> list[int]:
+        known = steps_known(held.servers)
+        return [
+            worker
+            for worker, (_, facts) in held.workers.items()
+            if part.fits(held.steps[worker], facts.get("pushed"), known[worker])
+        ]
+
+    return Resharding(
+        after=after,
+        text="the servers continue with their state, and {kept} workers with their own models",
+        newcomers="; {new} begin with the servers' model",
+        remark=remark,
+        workers=part.fields,
+        servers=(*servers, STEPS, EVERYTHING_OF_SERVER),
+        count=steps_of_servers,
+        fits=fits,
+    )
 
 
 class FreeLink(ServerLink, Stateful):
