@@ -235,7 +235,7 @@ def _own_class(what: str, name: str, packages: tuple[str, ...]) -> type[Config]:
     module, _, attribute = name.rpartition(".")
     if module in os.environ.get(IMPORTS, "").split(","):
         _import(module)
-    kind = getattr(sys.modules.get(module), attribute, None)
+    kind = vars(sys.modules.get(module, object)).get(attribute)  # no `getattr`: a module may import on access
     if not (isinstance(kind, type) and issubclass(kind, Config)):
         raise RequestError(
             f"{what} {name} is of another script: put the class into a module of its own"
