@@ -144,7 +144,6 @@ class SynchronousWorker(Logged):
 
     def __init__(self, setting: WorkerSetting, mean: GradientMean) -> None:
         super().__init__()
-        self._workers = setting.workers
         self._joined = setting.joined
         self._flat = setting.flat
         self.replicated = not mean.remembers
@@ -157,12 +156,6 @@ class SynchronousWorker(Logged):
         self._weight = 1.0
         self._enters_between = False
         self._contribution = self._means = torch.empty(0)
-
-    def start(self, step: int) -> int:
-        self._workers.broadcast(self._flat.vector)
-        self.exchanger.since = step
-        self.exchanger.prepare()
-        return step
 
     def begin(self, step: Step) -> None:
         self.exchanger.sums.begin(step)
