@@ -154,7 +154,6 @@ class SynchronousWorker(Logged):
         self.exchanger = Exchanger(setting.workers, mean, self._met)
         # For loops that call `average` and `update`.
         self._weight = 1.0
-        self._enters_between = False
         self._contribution = self._means = torch.empty(0)
 
     def begin(self, step: Step) -> None:
@@ -269,12 +268,11 @@ class SynchronousWorker(Logged):
             own, stated = mean.state()
             common = {name: value for name, value in below(_KEPT, state[0]).items() if "factor." in name}
             mean.load_state((common | own, stated))
-        self._enters_between = self.averaged > 0
 
     def take_part(self, joins: int) -> None:
-        if self._enters_between:
+        if self.averaged > 0:
             log = self.exchanger.log
-            self._enters_between, self.exchanger.relayed = False, True
+            self.exchanger.relayed = True
             self._use(log.kept[log.merged - 1])
 
     @property
