@@ -36,12 +36,8 @@ class EveryOtherWorker(Logged):
         self.exchanger = Exchanger(setting.workers, ModelMean(setting.workers, setting.flat, Library()))
         self.exchanger.keeps = True  # contributions, to repeat a broken exchange with the survivors
 
-    def start(self, step: int) -> int:
-        if step == 0:
-            self.exchanger.workers.broadcast(self._flat.vector)
-        self.exchanger.since = step - step % 2
-        self.exchanger.prepare()
-        return step
+    def since(self, step: int) -> int:
+        return step - step % 2
 
     def gradients_ready(self, step: Any, learning_rate: float) -> bool:
         self._optimizer.step(self._flat.gradients, learning_rate)

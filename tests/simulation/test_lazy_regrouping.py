@@ -76,7 +76,7 @@ def test_a_bucket_that_is_updated_again_is_found(monkeypatch: Any) -> None:
 
     def forgetting(self: LazyWorker, step: Step) -> None:
         if step.number == self.exchanger.since:
-            self._made = set()
+            self._made = []
         begin(self, step)
 
     monkeypatch.setattr(LazyWorker, "begin", noting)

@@ -241,7 +241,13 @@ def test_a_model_that_is_a_copy_of_another_and_counts_is_noticed(monkeypatch):
     kill = "kill(rank=1, at_s=0.05, restart_after_s=0.001)"
     tried = trial("local_sgd(steps=4)", steps=8, faults=kill)
     play(tried, 0, lambda event: None)
-    monkeypatch.setattr(RoundsWorker, "_weigh", lambda self, state: None)
+    load_fields = RoundsWorker.load_fields
+
+    def counted(self, fields, state):
+        load_fields(self, fields, state)
+        self._weight = 1.0
+
+    monkeypatch.setattr(RoundsWorker, "load_fields", counted)
     with pytest.raises(Violation, match="the sum of all workers' mean gradients"):
         play(tried, 0, lambda event: None)
 

@@ -1,7 +1,8 @@
 """The worker's side of a strategy: the calls that a training loop makes around the forward and backward pass.
 
 `WorkerPart` has all calls; a strategy implements `start`, `gradients_ready` and those that it needs. Parts with logged
-exchanges derive from `Logged`. Parts that compute a network's layers themselves are in `divided_network`.
+exchanges derive from `Logged`, which has `start`. Parts that compute a network's layers themselves are in
+`divided_network`.
 
 A worker part is built from a `WorkerSetting`; a `Step` describes one of its gradients.
 """
@@ -310,6 +311,33 @@ class Logged(WorkerPart):
     exchanger: Exchanger[Any]
     group: int = 0
     total: int | None = None
+    _flat: FlatParameters
+
+    def start(self, step: int) -> int:
+        """Begin with worker 0's parameters, or with those that were restored on every worker."""
+        self.exchanger.since = self.since(step)
+        self.begin_equal()
+        self.exchanger.prepare()
+        return step
+
+    def since(self, step: int) -> int:
+        """Return the number of steps done at the latest exchange before a step; default: there is one in each step."""
+        return step
+
+    def begin_equal(self) -> None:
+        """Send worker 0's parameters to all workers, unless they were restored."""
+        if not (self.restored and self.stores_parameters):
+            self.initialize()  # if the broadcast fails, others receive worker 0's state
+            self.exchanger.workers.broadcast(self._flat.vector)
+            self.initialize()
+
+    def initialize(self) -> None:
+        """Begin at the parameters in the flat vector, which are the same on all workers."""
+
+    @property
+    def stores_parameters(self) -> bool:
+        """Whether its parameters follow from its state."""
+        return any(field.at == "_flat.vector" for field in self.fields)
 
     def to_enter_with(self) -> State:
         """Return the initial state, other than parameters and log, of a worker that joins with a copy of this one's."""

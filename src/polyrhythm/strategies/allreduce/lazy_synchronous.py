@@ -152,12 +152,6 @@ class LazyWorker(Logged):
         self._weight = 0.0
         self._learning_rate = 0.0
 
-    def start(self, step: int) -> int:
-        self.exchanger.since = step
-        self.exchanger.workers.broadcast(self._flat.vector)
-        self.exchanger.prepare()
-        return step
-
     def begin(self, step: Step) -> None:
         if step.number == self.exchanger.since:  # the step before is done, or this one is repeated
             self._pending = set()

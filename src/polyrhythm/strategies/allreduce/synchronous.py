@@ -143,7 +143,6 @@ class SynchronousWorker(Logged):
 
     def __init__(self, setting: WorkerSetting, mean: GradientMean) -> None:
         super().__init__()
-        self._workers = setting.workers
         self._joined = setting.joined
         self._flat = setting.flat
         self.replicated = not mean.remembers
@@ -154,14 +153,7 @@ class SynchronousWorker(Logged):
         self.exchanger = Exchanger(setting.workers, mean, self._met)
         # For loops that call `average` and `update`.
         self._weight = 1.0
-        self._enters_between = False
         self._contribution = self._means = torch.empty(0)
-
-    def start(self, step: int) -> int:
-        self._workers.broadcast(self._flat.vector)
-        self.exchanger.since = step
-        self.exchanger.prepare()
-        return step
 
     def begin(self, step: Step) -> None:
         self.exchanger.sums.begin(step)
@@ -275,12 +267,11 @@ class SynchronousWorker(Logged):
             own, stated = mean.state()
             common = {name: value for name, value in below(_KEPT, state[0]).items() if "factor." in name}
             mean.load_state((common | own, stated))
-        self._enters_between = self.averaged > 0
 
     def take_part(self, joins: int) -> None:
-        if self._enters_between:
+        if self.averaged > 0:
             log = self.exchanger.log
-            self._enters_between, self.exchanger.relayed = False, True
+            self.exchanger.relayed = True
             self._use(log.kept[log.merged - 1])
 
     @property

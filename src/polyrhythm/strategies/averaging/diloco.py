@@ -453,7 +453,7 @@ class StreamingWorker(Logged):
     def __init__(self, setting: WorkerSetting, terms: DiLoCo) -> None:
         super().__init__()
         flat = setting.flat
-        self._workers, self._flat, self._terms = setting.workers, flat, terms
+        self._flat, self._terms = flat, terms
         self._optimizer = LocalOptimizer(setting.plan, flat, "keep")
         self.writes = Writes.KEPT
         self.follows = OptimizerSource.OBJECT if self._optimizer.is_own else OptimizerSource.NOTHING
@@ -473,16 +473,14 @@ class StreamingWorker(Logged):
         self._shares, self._counted = 0.0, 0
         self._stops = self._received = False
         self._done = 0
-        self._begin()
+        self.initialize()
 
     def start(self, step: int) -> int:
-        self._done, self.exchanger.since = step, step - step % self._terms.every
-        if not self.restored:
-            self._begin()  # before any exchange can fail
-            self._workers.broadcast(self._flat.vector)
-            self._begin()
-        self.exchanger.prepare()
-        return step
+        self._done = step
+        return super().start(step)
+
+    def since(self, step: int) -> int:
+        return step - step % self._terms.every
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         terms, number = self._terms, step.number
@@ -537,7 +535,7 @@ class StreamingWorker(Logged):
         if joins == MODELS:
             self._presented(0.0)
 
-    def _begin(self) -> None:
+    def initialize(self) -> None:
         self._global = self._flat.vector.clone()
         self._outer = SlicedOptimizer(self._outer_plan, self._global, self._places)
 

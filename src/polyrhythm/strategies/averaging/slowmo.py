@@ -41,7 +41,7 @@ from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
 from polyrhythm.strategies.gossip.mixing.turns import InTurns, TurnsWorker
 from polyrhythm.strategies.resharding import Resharding
-from polyrhythm.strategies.state import OWN, Part, State, StateField, without
+from polyrhythm.strategies.state import OWN, Part, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
 from polyrhythm.strategies.worker_part import Logged, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -248,16 +248,11 @@ class RoundsOverBase(Logged):
 
     def enter(self, state: State, step: int) -> None:
         super().enter(state, step)
-        self._base.enter(self._of_base(state), step)
+        self._base.enter((state[0], state[1]["base"]), step)
 
     def load_fields(self, fields: Sequence[StateField], state: State) -> None:
         self._outer.start(self._flat.vector)
         super().load_fields(fields, state)
 
     def model_in(self, state: State) -> Tensor | None:
-        return self._base.model_in(self._of_base(state))
-
-    @staticmethod
-    def _of_base(state: State) -> State:
-        tensors, facts = state
-        return without("outer.", tensors), facts["base"]
+        return self._base.model_in((state[0], state[1]["base"]))

@@ -132,13 +132,9 @@ class DPSGDWorker(TurnsWorker):
         self._copies = _copies(setting.flat, strategy)
         self._sends: list[Handle] | None = None
 
-    def start(self, step: int) -> int:
-        if not self.restored:
-            self.exchanger.workers.broadcast(self._flat.vector)
-            if self._copies is not None:
-                self._copies.begin_at(self._flat.vector)
-        self._done = step
-        return step
+    def initialize(self) -> None:
+        if self._copies is not None:
+            self._copies.begin_at(self._flat.vector)
 
     def begin(self, step: Step) -> None:
         """Start to send the parameters; they do not change before they are sent."""
@@ -170,8 +166,7 @@ class DPSGDWorker(TurnsWorker):
 
     def begin_at(self, vector: Tensor) -> None:
         self._flat.vector.copy_(vector)
-        if self._copies is not None:
-            self._copies.begin_at(vector)
+        self.initialize()
 
     def end(self) -> None:
         self._flat.vector.copy_(self.common_model())

@@ -79,6 +79,7 @@ class SGPWorker(TurnsWorker):
 
     follows = OptimizerSource.PLAN
     writes = Writes.ADDED
+    stores_parameters = True
     fields = (
         StateField("numerator", Tensor, Conversion(mean_by_mass, "run")),
         StateField("optimizer", Part, MEAN),
@@ -99,13 +100,8 @@ class SGPWorker(TurnsWorker):
         self._masses: list[float] = []
         """Received parameters that are not added yet, by number, and their masses."""
 
-    def start(self, step: int) -> int:
-        if not self.restored:
-            self._numerator.copy_(self._flat.vector)  # initial values, before any exchange can fail
-            self.exchanger.workers.broadcast(self._flat.vector)
-            self._numerator.copy_(self._flat.vector)
-        self._done = step
-        return step
+    def initialize(self) -> None:
+        self._numerator.copy_(self._flat.vector)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Update x, send its shares, and add the received ones."""

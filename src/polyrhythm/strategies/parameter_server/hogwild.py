@@ -155,4 +155,4 @@ class HogwildWorker(WorkerPart):
 
     @_updates.setter
     def _updates(self, counts: list[int]) -> None:
-        self._counts[:-1] = torch.tensor(counts)
+        self._counts[:-1] = self._read[:-1] = torch.tensor(counts)

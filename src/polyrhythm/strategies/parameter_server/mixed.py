@@ -357,6 +357,9 @@ class MixedWorker(Logged):
         """Begin with all members, at the servers' parameters or where they were saved; return the steps done."""
         raise NotImplementedError
 
+    def bucket_ready(self, bucket: int) -> None:
+        pass  # simulated passes are cut at buckets, so that their times are rounded alike in every part
+
     @property
     def _is_behind(self) -> bool:
         """Whether the servers may have newer parameters for members that are between two steps."""
@@ -525,10 +528,10 @@ class Models(MixedWorker):
     def _begin_at_servers(self, step: int) -> int:
         shown, saved = self._flat.vector.clone(), self._saved
         # A member that was absent when it was written is given another's.
-        mine = saved is not None and saved[1].get("worker", self._worker) == self._worker
         mine = (
-            mine and saved is not None and saved[1]["apart"] and step // self._steps == self.servers.reached
+            saved is not None and saved[1].get("worker", self._worker) == self._worker and saved[1]["apart"]
         )
+        mine = mine and step // self._steps == self.servers.reached
         resumes = self._all_are_at(step, mine) and saved is not None
         self._done = step if resumes else self.servers.reached * self._steps
         self._part.start(self._done)

@@ -137,3 +137,13 @@ def test_across_hosts_it_is_refused_with_what_would_work():
     assert "\n" not in text
     one = lay_out(cluster({"count": 1, "workers": 2}), 2, 0, Shared())
     simulate_on(one, make_job("hogwild", 2), lambda event: None)
+
+
+def test_a_loaded_state_is_the_state_at_once_unless_it_is_another_workers():
+    _, parts, _ = train(lambda worker, step, vector: torch.ones_like(vector), PACES[1])
+    _, others, _ = train(lambda worker, step, vector: torch.ones_like(vector), PACES[0])
+    facts, fresh = parts[1].state()[1], others[1]
+    assert facts["counts"][1] == STEPS
+    for state in (parts[1].state(), parts[2].state()):
+        fresh.load_state(state)
+        assert fresh.state()[1] == facts != parts[2].state()[1]

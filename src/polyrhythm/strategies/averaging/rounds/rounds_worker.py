@@ -272,21 +272,13 @@ class RoundsWorker(Logged):
         self._received = False
         self._rate = 0.0
 
-    def start(self, step: int) -> int:
-        self.exchanger.since = self._rounds.began(step)
-        if not self.restored:
-            if self._worker == 0:  # before any exchange can fail
-                self._start_outer()
-            self._workers.broadcast(self._flat.vector)
-            if self._worker > 0:
-                self._start_outer()
-        self.exchanger.prepare()
-        return step
+    def since(self, step: int) -> int:
+        return self._rounds.began(step)
 
     def begin_at(self, step: int) -> None:
         """Start at a step with the flat vector as it is, the same on all workers."""
-        self.exchanger.since = self._rounds.began(step)
-        self._start_outer()
+        self.exchanger.since = self.since(step)
+        self.initialize()
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         if self._updated != step.number:  # else this worker joined at the mean after the step
@@ -354,7 +346,7 @@ class RoundsWorker(Logged):
 
     def load_fields(self, fields: Sequence[StateField], state: State) -> None:
         """Restore some fields; another worker's model has no weight in its round, since it counts already."""
-        self._start_outer()
+        self.initialize()
         self._beginning = torch.empty_like(self._flat.vector)
         super().load_fields(fields, state)
         if self._apart and state[1]["worker"] != self._worker:
@@ -364,7 +356,7 @@ class RoundsWorker(Logged):
         tensors, facts = state
         return tensors["vector"] if facts["weight"] else None
 
-    def _start_outer(self) -> None:
+    def initialize(self) -> None:
         if self._rounds.outer is not None:
             self._rounds.outer.start(self._flat.vector)
 

@@ -118,6 +118,11 @@ class TurnsWorker(Logged, Sums):
         self.exchanger = Exchanger(setting.workers, self)
         self.exchanger.keeps = self.exchanger.mixes = True
 
+    def start(self, step: int) -> int:
+        self._done = step
+        self.begin_equal()
+        return step
+
     @abstractmethod
     def brought(self) -> tuple[Tensor, float]:
         """Return this worker's contribution to a reunion: its parameters, `(size,)`, times their mass, and the mass."""
