@@ -15,6 +15,7 @@ from polyrhythm.communication.transports.simulated.communicator import Simulated
 from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+from polyrhythm.cost.all_reduce import direct_s, travels_whole, whole_s
 from polyrhythm.cost.machine import Machine, Payload
 from polyrhythm.cost.order_statistics import (
     empirical_s,
@@ -119,6 +120,26 @@ def test_a_synchronous_step_is_computing_and_the_collectives_formula(spec, worke
     exchange_s = collective(spec).seconds(LINKS, workers, Payload(WIDE + TAIL, 4))
     assert exchange_s > 0.005
     assert seconds_per_step(run) == pytest.approx(0.01 + exchange_s, rel=TEXTS)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("elements", [1, 720, 5040, 50400])
+def test_own_sums_take_the_time_of_whole_vectors_or_of_slices(ranks, elements):
+    time, payload = VirtualTime(), Payload(elements, 4)
+    group = SimulatedCluster(time, ConstantNetwork(time, ALPHA, 1 / BETA), ranks)
+    tensors = [torch.ones(elements) for _ in range(ranks)]
+    for rank, tensor in enumerate(tensors):
+        communicator = group.communicator(rank)
+        time.spawn(f"{rank}", lambda at=communicator, tensor=tensor: at.all_reduce(tensor))
+    time.run()
+    assert all(torch.equal(tensor, torch.full_like(tensor, ranks)) for tensor in tensors)
+    whole = travels_whole(payload.nbytes, ranks)
+    assert whole == (payload.nbytes <= {2: 65536, 3: 12288, 4: 5461, 8: 1560}[ranks])
+    expected_s = (whole_s if whole else direct_s)(LINKS, ranks, payload)
+    assert time.now() == pytest.approx(expected_s, rel=1e-12)
+    messages = (1 if whole else 2) * (ranks - 1)
+    nbytes = (ranks if whole else 2) * (ranks - 1) * payload.nbytes
+    assert sum(rank.bytes_sent for rank in group.ranks) == ranks * messages * HEADER_BYTES + nbytes
 
 
 @pytest.mark.parametrize(("hosts", "ranks_a_host"), [(2, 2), (3, 2), (2, 4)])

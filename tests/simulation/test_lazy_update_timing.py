@@ -14,6 +14,7 @@ from polyrhythm.communication.message import HEADER_BYTES
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+from polyrhythm.cost.all_reduce import travels_whole
 from polyrhythm.roles.world import FORWARD_SHARE, DrawnPace
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
@@ -54,12 +55,15 @@ def steady_step_s(spec, shape, bandwidth):
     for rank in range(WORKERS):
         time.spawn(f"worker {rank}", lambda rank=rank: play(rank))
     time.run()
-    return began[-1] - began[-2]
+    return (began[-1] - began[-3]) / 2  # whole vectors let one worker be a latency ahead, by turns
 
 
 def transfer_s(numbers, bandwidth):
-    """A direct all-reduce of two: half the vector there, half of the sums back."""
-    return 2 * (LATENCY_S + (HEADER_BYTES + 4 * numbers / 2) / bandwidth)
+    """An all-reduce of two: the vector whole, or half of it there and half of the sums back."""
+    nbytes = 4 * numbers
+    if travels_whole(nbytes, WORKERS):
+        return LATENCY_S + (HEADER_BYTES + nbytes) / bandwidth
+    return 2 * (LATENCY_S + (HEADER_BYTES + nbytes / 2) / bandwidth)
 
 
 def modeled_step_s(shape, bandwidth):
@@ -109,6 +113,6 @@ def test_for_fully_connected_weight_urgency_beats_eager_overlap(bandwidth, gain)
     assert urgent < in_order
     assert eager / urgent > gain
     sizes, _ = LIKE_DEEP_IMAGE
-    assert urgent < 1.05 * max(STEP_S, transfer_s(sum(sizes), bandwidth)), (
+    assert urgent < 1.06 * max(STEP_S, transfer_s(sum(sizes), bandwidth)), (
         "either computing or sending never stops"
     )

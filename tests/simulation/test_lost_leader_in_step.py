@@ -57,7 +57,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
     return events_of(job_of("synchronous", tmp_path_factory.mktemp("undisturbed")))
 
 
-@pytest.mark.parametrize("moment", [0.4, 3.99, 4.0001, 7.3, 11.99, 12.00005, 12.0002])
+@pytest.mark.parametrize("moment", [0.4, 3.99, 4.0001, 7.3, 11.99, 12.00005, 12.00015])
 def test_a_synchronous_run_has_the_bits_of_one_that_lost_nobody(
     moment: float, undisturbed: list[Event], tmp_path: Path
 ) -> None:

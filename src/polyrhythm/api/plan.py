@@ -34,7 +34,7 @@ from polyrhythm.api.compare import Plan as Trials
 from polyrhythm.api.observed_run import choose_folder
 from polyrhythm.api.race import LONGEST, Entrant, Limits, Race, noise_among, not_known
 from polyrhythm.api.rehearsal import STRATEGIES, Candidate, rehearse, with_servers
-from polyrhythm.api.simulate import laid_out
+from polyrhythm.api.simulate import calibrated_within, laid_out, paced_for
 from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import default_optimizer, opened, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run
@@ -95,6 +95,8 @@ class Choice:
         command: command that runs it.
         rank: 1 for the best; candidates within each other's noise share one. 0: not ranked.
         left_out: reason for its exclusion; empty if there is none.
+        calibrated_within: 80 % interval of its images/s, relative to it, by those of the cluster's fitted values; None:
+            one that matters has no limit. Empty: not known, or the cluster has no fitted values.
     """
 
     candidate: Candidate
@@ -107,6 +109,7 @@ class Choice:
     epochs: int = 0
     rank: int = 0
     left_out: str = ""
+    calibrated_within: Sequence[float] | None = ()
 
     @property
     def prices(self) -> tuple[float, float, float] | None:
@@ -118,7 +121,8 @@ class Choice:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON-able dict."""
-        candidate = self.candidate
+        candidate, within = self.candidate, self.calibrated_within
+        calibrated = {} if within is not None and not within else {"calibrated_within": within}
         return {
             "rank": self.rank or None,
             "strategy": candidate.strategy,
@@ -137,6 +141,7 @@ class Choice:
             "epochs": self.epochs,
             "command": self.command,
             "left_out": self.left_out or None,
+            **calibrated,
         }
 
 
@@ -217,8 +222,15 @@ class Plan:
     def explained(self, choice: Choice) -> str:
         """Return a sentence on why a choice stands where it does."""
         candidate = choice.candidate
-        text = f"{candidate.name}: {whole(candidate.images_per_s)} images/s on {counted(candidate.hosts, 'host')}"
+        rate, within = candidate.images_per_s, choice.calibrated_within
+        text = f"{candidate.name}: {whole(rate)} images/s on {counted(candidate.hosts, 'host')}"
         text += f" ({candidate.machine})" if candidate.machine else ""
+        if within:
+            text += (
+                f", {whole(rate * within[0])} to {whole(rate * within[1])} by the calibration alone (80 %)"
+            )
+        elif within is None:
+            text += ", with an unknown error: a value that it depends on was not determined by `calibrate`"
         if candidate.held_back not in ("", COMPUTING):
             text += f", bottleneck: {candidate.held_back}"
         text += f"; needs {_between(choice.images, whole)} images"
@@ -513,7 +525,7 @@ def _by_images(
         cluster=where.name,
         currency=where.currency,
         target=wanted.goal,
-        choices=choices,
+        choices=_calibrated(where, choices, options),
         others=_others(every, choices, limits),
         rehearsed=found,
         pareto=pareto_choices(choices),
@@ -850,7 +862,7 @@ def _ranked(
         cluster=where.name,
         currency=where.currency,
         target=goal,
-        choices=choices,
+        choices=_calibrated(where, choices, trainings.options),
         others=_others(every, choices, limits),
         rehearsed=found,
         pareto=pareto_choices(choices),
@@ -937,6 +949,28 @@ def _advantage(best: Choice, rivals: Sequence[Choice]) -> str:
     if all((servers, workers) < (other[3], other[4]) for other in others):
         return "is simpler"
     return ""
+
+
+def _calibrated(where: Cluster, choices: Sequence[Choice], options: Mapping[str, Any]) -> list[Choice]:
+    """Return choices, those that are explained with the intervals of their images/s where the cluster was fitted."""
+    if not where.fitted:
+        return list(choices)
+    given = {key: value for key, value in options.items() if key != "epochs"}
+    found = list(choices)
+    for place, choice in enumerate(choices[:_EXPLAINED]):
+        candidate = choice.candidate
+        if candidate.machine:
+            continue
+        asked = {
+            **given,
+            **candidate.options,
+            "strategy": candidate.strategy,
+            "workers": candidate.workers,
+        }
+        config = configure({}, asked)
+        within = calibrated_within(paced_for(where, config), assemble_dry_run(config)[0])
+        found[place] = replace(choice, calibrated_within=within)
+    return found
 
 
 def _on_other_machines(tried: Candidate, found: Sequence[Candidate]) -> list[Candidate]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from statistics import median_low
+from statistics import fmean, median_low
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ from polyrhythm.reporting.held_back import (
     own_parts,
 )
 from polyrhythm.run_files import check_in_run, read_json_in_run
-from polyrhythm.simulation.cluster import Cluster, HostKind, Link, open_cluster
+from polyrhythm.simulation.cluster import Cluster, HostKind, Link, ServerUpdate, open_cluster
 from polyrhythm.simulation.step_times.constant import Constant
 from polyrhythm.specs import Spec, parse
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
@@ -225,7 +225,7 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
     if recorded:
         gains = dict(bound.gains) if bound else {}
         if CROWD in gains:
-            for each in _one_per_core(where, as_it_was, figures, options, steps):
+            for each in _one_per_core(read, config, as_it_was, figures, options, steps):
                 what = f"--workers {each.workers} (one per core)"
                 caution = "another batch of all workers together"
                 changes.append(
@@ -291,19 +291,20 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
 
 
 def _one_per_core(
-    where: Cluster, as_it_was: Candidate, figures: RunFigures, options: Mapping[str, Any], steps: int
+    read: ComparedRun,
+    config: RunConfig,
+    as_it_was: Candidate,
+    figures: RunFigures,
+    options: Mapping[str, Any],
+    steps: int,
 ) -> list[Candidate]:
     """Return the dry run of as many workers as there are cores, without waits for a core; none without cores."""
     started = figures.started
     count = started.cores - started.servers if started is not None else 0
     if count < 1:
         return []
-    own = own_parts(figures)
-    slow = {
-        rank: factor * max(1 - own[rank]["processor"] / max(sum(own[rank].values()), 1e-9), _LEAST_FACTOR)
-        for rank, factor in where.slow.items()
-        if rank < count
-    }
+    where = at_its_pace(recorded_cluster(read, config, cores=count), config)
+    slow = {rank: factor for rank, factor in where.slow.items() if rank < count}
     alone = replace(as_it_was, workers=count)
     return rehearse(_changed(where, slow=slow), [alone], options, {}, steps=steps)
 
@@ -404,10 +405,18 @@ def _times(link: Link, faster: float) -> Link:
     )
 
 
-def recorded_cluster(read: ComparedRun, config: RunConfig) -> Cluster:
+def recorded_cluster(read: ComparedRun, config: RunConfig, *, cores: int = 0) -> Cluster:
     """Return the cluster that a real run's own record describes: the step time of every worker, and equal links.
 
-    Links are as fast as makes a dry run as fast as the run.
+    Updates on servers take what they took, in proportion to their bytes. Links are as fast as makes a dry run as fast
+    as the run. Where servers are the bottleneck its speed does not depend on links, so both are fitted by one factor.
+
+    Args:
+        read: record of the run.
+        config: configuration of the run.
+        cores: number of workers with a core each; 0: as in the run. They wait for no core but those of other programs,
+            nor for workers that do: a step takes the slowest worker's own time and that of an exchange which all have
+            reached. As many tests as in the run are spread over more steps.
 
     Raises:
         RequestError: the record has no steps.
@@ -424,17 +433,39 @@ def recorded_cluster(read: ComparedRun, config: RunConfig) -> Cluster:
             "--cluster profile.yaml"
         )
     step_s = {worker: (total.seconds - total.wait_s) / total.steps for worker, total in totals.items()}
+    seconds = max(total.seconds for total in totals.values())
+    least_s = min(total.wait_s / total.steps for total in totals.values())
+    if cores:
+        spread, own = 1 - cores / config.workers, own_parts(figures)
+        exchanges_s = [(each.exchange_s - each.exchange_processor_s) / each.steps for each in totals.values()]
+        least_s = fmean(exchanges_s) or least_s
+        longer = _longer_by_others(figures, cores)
+        for worker, total in totals.items():
+            saved_s = own[worker]["processor"] + spread * own[worker]["tests"]
+            step_s[worker] = longer * (step_s[worker] - saved_s / total.steps)
+        least_s *= longer
+        seconds = max(total.steps for total in totals.values()) * (max(step_s.values()) + least_s)
+    least_s = max(1e-6, least_s)
     usual_s = max(median_low(step_s.values()), 1e-9)  # of two workers the faster one
     strategy = str(config.strategy)
     servers = strategy_from(strategy).traits(config.workers).servers
     count = config.workers
     shape = _measured_link(read.folder) or _USUAL
-    least_s = max(1e-6, min(total.wait_s / total.steps for total in totals.values()))
     moved = float(read.known.get("bytes_sent_per_step", 0.0) or 0.0)
-    shape = _times(shape, (shape.latency_s + moved / shape.bandwidth_bytes_per_s) / least_s)  # a first guess
+    slower = least_s / (shape.latency_s + moved / shape.bandwidth_bytes_per_s)  # a first guess
+    steps = sum(total.steps for total in totals.values()) / len(totals)
+    loads = [load for load in figures.server_loads.values() if load.gradients]
+    updated_bytes_per_s = 0.0
+    if loads:
+        served_s = max(load.busy_s for load in loads) / steps
+        slower = max(1.0, slower * (1 - served_s / least_s))
+        gradient_s = max(load.busy_s / load.gradients for load in loads)
+        updated_bytes_per_s = assemble_dry_run(config, 1)[0].sizes.nbytes / servers / max(gradient_s, 1e-9)
+    shape = _times(shape, 1 / slower)
 
     def linked(cost: float) -> Cluster:
         link = _times(shape, 1 / cost)
+        update = ServerUpdate(bandwidth_bytes_per_s=updated_bytes_per_s / cost) if loads else None
         return Cluster(
             name=_RECORD,
             hosts=(
@@ -442,11 +473,11 @@ def recorded_cluster(read: ComparedRun, config: RunConfig) -> Cluster:
             ),
             nic=link,
             inside=link,
+            server_update=update,
             step_time=Constant(seconds=usual_s),
             slow={worker: max(each_s / usual_s, _LEAST_FACTOR) for worker, each_s in step_s.items()},
         )
 
-    seconds = max(total.seconds for total in totals.values())
     target_s = seconds / (
         sum(total.steps for total in totals.values()) * config.worker_batch
     )  # of full batches
@@ -462,6 +493,27 @@ def recorded_cluster(read: ComparedRun, config: RunConfig) -> Cluster:
 
     fitted = fit_costs(simulated, [target_s], np.ones((1, 1), dtype=bool))
     return linked(float(fitted.costs[0]))
+
+
+def _longer_by_others(figures: RunFigures, workers: int) -> float:
+    """Return the factor of the time on cores that other programs make of it, if as many workers as cores run.
+
+    A core's time is shared evenly by all that can run: of `n` workers, each `c` of a step on a core and `d` waiting for
+    one, and `E` other programs. A step takes `T`.
+
+        c / (c + d) = cores / (n (c + d) / T + E)
+    """
+    started, totals = figures.started, [series.total for series in figures.workers.values()]
+    own = own_parts(figures)
+    waited_s = sum(parts["processor"] for parts in own.values())
+    waited_s += sum(each.exchange_processor_s for each in totals)
+    ran_s = sum(parts["computing"] + parts["tests"] for parts in own.values())
+    ran_s += sum(each.exchange_s - each.exchange_processor_s for each in totals)
+    seconds = sum(each.seconds for each in totals) / len(totals)
+    if started is None or not ran_s:
+        return 1.0
+    others = (waited_s + ran_s) * (started.cores / ran_s - 1 / seconds)
+    return max(1.0, (workers + started.servers + others) / started.cores)
 
 
 def _uncompressed(config: RunConfig) -> str | None:

@@ -230,6 +230,23 @@ def exchange(ranks: PointToPoint, peer: int, vector: Tensor, tag: int, like: Ten
     return found
 
 
+def add_up_whole(ranks: PointToPoint, tensor: Tensor, tag: int) -> None:
+    """Add a contiguous tensor up, in place: every rank sends it to all others, and adds up all in the order of ranks.
+
+    One latency, where slices take two; the bits are those of `collectives/direct`.
+    """
+    vector = tensor.detach().view(-1)
+    others = [(ranks.rank + distance) % ranks.size for distance in range(1, ranks.size)]
+    sends = [start_send(ranks, to, vector, tag) for to in others]
+    parts = {source: receive(ranks, source, tag, vector) for source in others}
+    for handle in sends:
+        handle.wait()
+    parts[ranks.rank] = vector.clone()
+    vector.copy_(parts[0])
+    for rank in range(1, ranks.size):
+        vector.add_(parts[rank])
+
+
 def folded(ranks: PointToPoint, vector: Tensor, tag: int, reduce_core: Callable[[int], None]) -> None:
     """Add up over any number of ranks by an algorithm for a power of two.
 

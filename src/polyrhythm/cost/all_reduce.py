@@ -10,7 +10,7 @@ divide them. With `overhead_s=α` and no header it is the textbooks'. Sums do no
 The formulas in the docstrings hold for N > 1; one rank alone needs no time.
 
 Messages and bytes (`Sent`) do not count headers. All ranks together send `2 (N-1) M` bytes, whatever the
-algorithm, except recursive doubling: `N log2 N M`.
+algorithm, except recursive doubling: `N log2 N M`, and vectors that travel whole: `N (N-1) M`.
 """
 
 from __future__ import annotations
@@ -100,6 +100,26 @@ def direct_s(machine: Machine, ranks: int, payload: Payload) -> float:
     last_long = (payload.elements - 1) % ranks
     ends = [_direct_end_s(machine, ports, rank) for rank in {last_long, ranks - 1}]
     return max(ends) + (ranks - 1) * machine.reduce_s(payload.first_bytes(1, ranks))
+
+
+WHOLE_BYTES, MORE_BYTES = 64 << 10, 8 << 10
+"""Size up to which a vector may travel whole, and bytes that a rank may send for it beyond those of slices.
+
+Whole vectors save 0.3 ms of latencies and wake-ups. 8 KiB take 0.07 ms at 1 Gb/s, and 7 ms at 10 Mb/s.
+"""
+
+
+def travels_whole(nbytes: int, ranks: int) -> bool:
+    """Return whether the communicator's own all-reduce sends a vector whole to all other ranks, and cuts no slices."""
+    return nbytes <= WHOLE_BYTES and nbytes * (ranks - 1) * (ranks - 2) <= MORE_BYTES * ranks
+
+
+def whole_s(machine: Machine, ranks: int, payload: Payload) -> float:
+    """Every rank sends its vector to all others, and reduces them itself: `(N-1) (α + βM) + (N-1) γM`, with one L."""
+    if ranks == 1:
+        return 0.0
+    ports_s = (ranks - 1) * machine.port_s(payload.nbytes)
+    return machine.latency_s + ports_s + (ranks - 1) * machine.reduce_s(payload.nbytes)
 
 
 def segmented_chain_s(machine: Machine, ranks: int, payload: Payload, segments: int) -> float:

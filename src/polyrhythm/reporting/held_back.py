@@ -15,7 +15,8 @@ the step less what it would be without:
 
 A rare wait of one worker is a wait of all others, hence N - 1. Exchanges on busy cores take longer as well: k has the
 part of x for which the last worker's thread waits for a core. A thread that looks for messages of slower workers waits
-for a core without loss.
+for a core without loss. Decoders that had a core for a share of the time in which workers waited for them took the core
+of a step for that share of its waits for one, and with decoding these end as well.
 
     the run's length = computing + waiting + nothing left to do
     waiting          = for the processor + for slower workers + for other stages + for servers + for the network
@@ -187,16 +188,20 @@ _OWN_COSTS = ("tests", "input", "processor")
 """Causes inside a worker's own part of its steps, which is the rest of its waits for others."""
 _TESTED = "images of tests"
 """Part of an own part that belongs to `input`, and is as long on all workers."""
+_DECODERS = "cores of decoders"
+"""Part of an own part that belongs to `input` as well: waits for a core that decoders have."""
+_PARTS_OF = {"tests": ("tests",), "input": ("input", _TESTED, _DECODERS), "processor": ("processor",)}
 
 
 def own_parts(figures: RunFigures) -> dict[int, dict[str, float]]:
-    """Return the seconds of every worker's own part of its steps, by causes, the images of tests, and `computing`."""
+    """Return the seconds of every worker's own part of its steps, by causes, the parts of `input`, and `computing`."""
     tested_s = min(
         figures.testing_s, max((each.testing_s for each in figures.input_waits.values()), default=0.0)
     )
     waited_s = {worker: each.seconds for worker, each in figures.input_waits.items()} or {
         each.worker: each.seconds["data"] for each in figures.timings.of_workers()
     }
+    decoders = _decoders_share(figures)
     found = {}
     for worker, series in figures.workers.items():
         total = series.total
@@ -214,6 +219,8 @@ def own_parts(figures: RunFigures) -> dict[int, dict[str, float]]:
                 most_s *= left_s / own_s
             parts[name] = min(left_s, most_s)
             left_s -= parts[name]
+        parts[_DECODERS] = parts["processor"] * decoders
+        parts["processor"] -= parts[_DECODERS]
         found[worker] = {**parts, "computing": left_s}
     return found
 
@@ -240,13 +247,13 @@ def _costs_in_lockstep(
     unequal_s = max(0.0, slower * step_s - (slowest_s - mean_s))
     costs, left_s = {}, unequal_s
     for name in _OWN_COSTS:
-        of_tests = _TESTED if name == "input" else name
         without_s = max(
-            of_all[worker] - sum(each[part] for part in {name, of_tests}) for worker, each in parts.items()
+            of_all[worker] - sum(each[part] for part in _PARTS_OF[name]) for worker, each in parts.items()
         )
         costs[name] = slowest_s - without_s
         if name != "tests":
-            mean_cost_s = sum(each[name] for each in parts.values()) / len(parts)
+            rare = ("input", _DECODERS) if name == "input" else (name,)
+            mean_cost_s = sum(each[part] for each in parts.values() for part in rare) / len(parts)
             spread_s = min(left_s, (len(parts) - 1) * mean_cost_s)
             costs[name] += spread_s
             left_s -= spread_s
@@ -384,12 +391,16 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
     inside_s = [_slower_s(group) for group in groups]
     slower_s = min(waited_s - stage_s, slower_s + sum(inside_s))
     server_s = min(server_s, waited_s - stage_s - slower_s)
-    other = {name: sum(parts[name] for parts in own.values()) / seconds for name in (*_OWN_COSTS, _TESTED)}
-    tested = other.pop(_TESTED)
-    other["input"] += tested
+    shares = {
+        name: sum(parts[name] for parts in own.values()) / seconds
+        for name in (*_OWN_COSTS, _TESTED, _DECODERS)
+    }
+    tested = shares[_TESTED]
+    other = {name: sum(shares[part] for part in _PARTS_OF[name]) for name in _OWN_COSTS}
     compute = sum(parts["computing"] for parts in own.values()) / seconds
     queued = max(0.0, waited_s - stage_s - slower_s - server_s) / seconds * _without_core(totals)
-    processor = other["processor"] + queued
+    decoders = _decoders_share(figures) * queued
+    processor = other["processor"] + shares[_DECODERS] + queued
     slower, stage, server = slower_s / seconds, stage_s / seconds, server_s / seconds
     exchange = (waited_s - stage_s - slower_s) / seconds - queued
     busy, queue = max(
@@ -403,7 +414,8 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
         costs |= _costs_in_groups(groups, own, inside_s, seconds)
     elif slower > idle and not free_running:
         costs |= _costs_in_lockstep(totals, own, slower, seconds)
-    costs["processor"] += queued
+    costs["processor"] += queued - decoders
+    costs["input"] += decoders
     causes = {name: _cause(name, figures, own, totals, busy, queue) for name in costs}
     # Fewer ranks or threads on the same cores do not compute as much as they would on more cores.
     gains = {
@@ -419,6 +431,7 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
         problem = found.problem
     remedy = found.remedy
     together = lock_step(figures, totals)
+    waited = other["input"] - shares[_DECODERS]
     parts = [
         (compute, "computing", True),
         (slower, "waiting for slower workers", not (free_running or lone) or slower >= _WORTH_SAYING),
@@ -426,7 +439,7 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
         (server, "waiting for servers", server >= _WORTH_SAYING),
         (exchange - server, "communication", not lone),
         (processor, "waiting for a core", processor >= _WORTH_SAYING),
-        (other["input"], "waiting for batches", other["input"] >= _WORTH_SAYING),
+        (waited, "waiting for batches", waited >= _WORTH_SAYING),
         (other["tests"], "tests", other["tests"] >= _WORTH_SAYING),
         (idle, "idle at the end", idle >= _WORTH_SAYING),
     ]
@@ -464,7 +477,7 @@ def held_back(figures: RunFigures) -> Bottleneck | None:
         stage_share=stage,
         processor_share=processor,
         testing_share=other["tests"],
-        input_share=other["input"],
+        input_share=waited,
         tested_images_share=tested,
         gain=gain,
         gains={
@@ -635,6 +648,18 @@ def input_kind(figures: RunFigures) -> str:
     waited_s = sum(each.seconds + each.testing_s for each in waits)
     busy = sum(each.busy_s for each in waits) >= _COMPUTED * waited_s
     return DECODING if busy else READING
+
+
+def _decoders_share(figures: RunFigures) -> float:
+    """Return the share of waits for a core in which decoders of the same run have it.
+
+    While workers wait for images, only other programs compete with decoders for cores.
+    """
+    if input_kind(figures) != DECODING:
+        return 0.0
+    waits = figures.input_waits.values()
+    waited_s = sum(each.seconds + each.testing_s for each in waits)
+    return min(1.0, sum(each.busy_s for each in waits) / waited_s) if waited_s else 0.0
 
 
 def _strategy_of(figures: RunFigures) -> Strategy | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polyrhythm.api.calibrate import Measurement, calibrate
+from polyrhythm.api.plan import plan
 from polyrhythm.api.simulate import simulate
 from polyrhythm.errors import RequestError
 from polyrhythm.planning.cost_fit import _LEAST_ERROR
@@ -184,6 +186,31 @@ def test_a_simulation_on_the_fitted_cluster_has_the_interval_of_its_values(tmp_p
     assert expected[0] < 1 < expected[1]
     whole = simulate(cluster=file, gradients="none", steps=20, workers=1, out=tmp_path / "unfitted", **DIGITS)
     assert "calibrated_within" not in whole.figures
+
+
+@pytest.mark.parametrize("target", ["images=3000", "top1=0.3"])
+def test_a_plan_on_the_fitted_cluster_has_the_interval_of_its_values(tmp_path: Path, target: str) -> None:
+    file, fitted = tmp_path / "guess.yaml", tmp_path / "fitted.yaml"
+    file.write_text(cluster_text(cluster({"count": 5, "cores": 4}, server_bandwidth_bytes_per_s=1e5)))
+    told = ["1 worker: 30", "1 worker: 32", "1 worker: 34"]
+    unknowns = ["step_time", "server_bandwidth"]
+    found = calibrate(cluster=file, throughput=told, unknowns=unknowns, out=fitted, **DIGITS)
+    step, _ = found["unknowns"]
+    asked: dict[str, Any] = {**DIGITS, "workers": [1], "target": target}
+    if not target.startswith("images"):
+        asked |= {"seeds": 1, "jobs": 1, "trials": 2, "compressors": "none"}
+    served = "parameter_server(servers=1, placement=dedicated, consistency=synchronous)"
+    asked["strategies"] = f"synchronous; {served}"
+    intervals = {}
+    for number, where in enumerate((fitted, file)):
+        planned = plan(cluster=where, out=tmp_path / str(number), **asked)
+        rows = json.loads((tmp_path / str(number) / "plan.json").read_text())["choices"]
+        intervals[where] = {row["strategy"].split("(")[0]: row.get("calibrated_within", ()) for row in rows}
+        assert any("calibration alone (80 %)" in note for note in planned.table().notes) is (where == fitted)
+    expected = [step["value"] / step["high"], step["value"] / step["low"]]
+    assert intervals[fitted]["synchronous"] == pytest.approx(expected, rel=1e-6)
+    assert intervals[fitted]["parameter_server"] is None
+    assert set(intervals[file].values()) == {()}
 
 
 def test_a_value_without_limits_gives_no_interval_where_it_matters(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ TABLE: dict[Formula, Callable[[int, float], float]] = {
         + _folds(n) * (2 * (A + B * m) + G * m)
     ),
     all_reduce.direct_s: lambda n, m: 2 * (n - 1) * A + 2 * (n - 1) / n * B * m + (n - 1) / n * G * m,
+    all_reduce.whole_s: lambda n, m: (n - 1) * (A + B * m + G * m),
     lambda machine, n, payload: all_reduce.segmented_chain_s(machine, n, payload, 12): lambda n, m: (
         2 * (n + 12 - 2) * (A + B * m / 12) + (n + 12 - 2) * G * m / 12
     ),

@@ -289,6 +289,35 @@ def test_slow_disks_are_told_from_heavy_decoding(busy_s: float, name: str) -> No
     assert told.compute_share == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize(("busy_s", "decoders_s"), [(0.4, 0.0), (2.0, 0.6), (4.0, 1.2), (7.0, 1.2)])
+def test_waits_for_a_core_that_decoders_have_end_with_decoding(busy_s: float, decoders_s: float) -> None:
+    """Of ten seconds four are waits for batches; two are waits for a core, 1.2 of them outside those."""
+    figures = ten_steps([], servers=0)
+    assert figures.started is not None
+    figures.started = replace(figures.started, workers=2, cores=2)
+    for worker in (0, 1):
+        figures.add(
+            WorkerProgress(
+                time_s=10,
+                worker=worker,
+                epoch=0,
+                step=10,
+                steps=10,
+                images=10,
+                loss=1.0,
+                learning_rate=0.1,
+                processor_s=2.0,
+            )
+        )
+        figures.add(InputWaited(time_s=10, worker=worker, seconds=4.0, busy_s=busy_s))
+    told = held_back(figures)
+    assert told is not None
+    assert told.gain == pytest.approx(10 / (6 - decoders_s) - 1)
+    assert (told.input_share, told.processor_share, told.compute_share) == pytest.approx((0.4, 0.12, 0.48))
+    others = told.gains.get("other programs on the same cores", 0.0)
+    assert others == pytest.approx(10 / (8.8 + decoders_s) - 1)
+
+
 def test_images_of_tests_count_as_reading_and_not_as_tests() -> None:
     """Ten steps of a second, five seconds of testing of which worker 0 read for four, ten steps, two of them waits."""
     figures = ten_steps([(10, 0), (10, 0)], servers=0)

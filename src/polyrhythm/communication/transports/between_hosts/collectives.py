@@ -29,12 +29,12 @@ from polyrhythm.communication.transports.between_hosts.addition import (
     Frame,
     Outgoing,
     Shape,
-    is_small,
     shape_of,
 )
 from polyrhythm.communication.transports.between_hosts.connections import PATIENCE_S, Stream
 from polyrhythm.communication.transports.member_collectives import CollectiveBroken, MemberCollectives
 from polyrhythm.communication.transports.sockets import TcpSocket
+from polyrhythm.cost.all_reduce import travels_whole
 from polyrhythm.errors import PolyrhythmError, RunError
 
 
@@ -347,7 +347,7 @@ class HostCollectives(MemberCollectives):
         order = Order(vector, contributors, bring_back, self)
         self._orders.append(order)
         # A large one moves while this thread computes; a small one is sent sooner than another thread wakes up.
-        if not is_small(vector.nbytes, len(self._all)):
+        if not travels_whole(vector.nbytes, len(self._all)):
             self._call_helper()
         elif self._driving.acquire(blocking=False):
             try:

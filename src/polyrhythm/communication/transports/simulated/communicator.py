@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.all_reduce import one_by_one
+from polyrhythm.communication.collective import add_up_whole
 from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.communicator import Communicator, Handle, LentMemory, NoSharedMemory, Traffic
-from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.member_collectives import REVOKED, CollectiveBroken, ranks_to_notify
 from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork
@@ -29,6 +30,7 @@ from polyrhythm.communication.transports.simulated.rank import (
     report_loss,
 )
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
+from polyrhythm.cost.all_reduce import travels_whole
 from polyrhythm.errors import PeerLost
 
 
@@ -64,7 +66,7 @@ class TaskHandle(Handle):
         return self._time.join(self._task)
 
 
-_COLLECTIVE = Direct()
+_IN_SLICES = Direct()
 _PART, _PUSH = Kind.PART, Kind.PUSH  # an enum is slow to ask for its members
 _LOOK_EVERY_S = 1e-4
 _Waited = tuple[int | None, int, Want, str]
@@ -205,12 +207,12 @@ class SimulatedCommunicator(Communicator):
         return TaskHandle(self.clock, self.clock.spawn(name, work, awaited=True, owner=self._home))
 
     def all_reduce(self, tensor: Tensor) -> None:
-        _COLLECTIVE.all_reduce(self._apart(), tensor, self._next_tag())
+        self._apart()._add_up(tensor, self._next_tag())
 
     def start_all_reduce(self, tensor: Tensor) -> Handle:
         """Start to add up over all ranks, after those that were started before it: gloo, too, does one at a time."""
         apart, tag = self._apart(), self._next_tag()
-        return self._start_in_turn(self.start, lambda: _COLLECTIVE.all_reduce(apart, tensor, tag))
+        return self._start_in_turn(self.start, lambda: apart._add_up(tensor, tag))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         tensor, apart, tag = tensor.detach(), self._apart(), self._next_tag()
@@ -299,6 +301,20 @@ class SimulatedCommunicator(Communicator):
             want = Want(self._context, global_source, tag, self._members, self._lineage)
             waited = self._waited = source, tag, want, f"a message from {sender}"
         return waited
+
+    def _add_up(self, tensor: Tensor, tag: int) -> None:
+        """Add a tensor up over all ranks, whole or in slices as real ranks do over their links."""
+        if self.size == 1:
+            return
+        if not self._home.inbox.quiet:  # with a member that is known to be lost, real ranks send nothing
+            for member in self._members:
+                if member != self._home.rank:
+                    self._home.peer(self._context, member)
+        nbytes = self._cluster.nbytes_of(Message(Kind.VECTOR, tensor)) - HEADER_BYTES
+        if travels_whole(nbytes, self.size):
+            add_up_whole(self, tensor, tag)
+        else:
+            _IN_SLICES.all_reduce(self, tensor, tag)
 
     def _apart(self) -> SimulatedCommunicator:
         """Return the message space of collectives, which number their messages' tags themselves."""

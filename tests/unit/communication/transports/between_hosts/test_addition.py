@@ -11,13 +11,13 @@ from torch import Tensor
 
 from polyrhythm.communication.transports.between_hosts.addition import (
     HEADER_BYTES,
-    WHOLE_BYTES,
     Addition,
     Frame,
     Outgoing,
     Phase,
     shape_of,
 )
+from polyrhythm.cost.all_reduce import WHOLE_BYTES
 from polyrhythm.errors import RunError
 
 SIZES = (1, 7, 1000, WHOLE_BYTES // 4 + 1, 70_001)
