@@ -33,7 +33,7 @@ from links import link_to_next
 from namespaces import Host, shaped_hosts
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.config.assemble import strategy_from
-from polyrhythm.config.dry_run import shapes_of
+from polyrhythm.config.model import shapes_of
 from polyrhythm.planning.link import MeasuredLink
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.world import DrawnPace, StopRequest, World

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from measure import IMAGE, dry_run_of, layout_of, simulated_times, typical_s
 
-from polyrhythm.config.dry_run import shapes_of
+from polyrhythm.config.model import shapes_of
 from polyrhythm.simulation.cluster import Link
 from polyrhythm.training.model_sizes import sizes_of
 

@@ -103,7 +103,7 @@ def test_a_terminal_that_is_gone_stops_a_run_with_a_checkpoint(start: Starter) -
     assert last.outcome == "interrupted"
     saved = [event for event in events if isinstance(event, CheckpointSaved)][-1]
     assert saved.epoch >= 1
-    assert saved.step == last.result["steps"]  # of worker 0, which may be behind the other
+    assert saved.step <= last.result["steps"]  # of worker 0, which may be behind the other
 
 
 def test_a_second_interrupt_ends_at_once(start: Starter) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
+import polyrhythm
 from conformance.jobs import (
     blobs,
     cosine,
@@ -172,3 +174,19 @@ def test_a_length_that_cannot_be_is_refused(options, reason):
     config = RunConfig(data="digits", model="mlp", **options)
     with pytest.raises(RequestError, match=reason):
         assemble(config, CheckpointConfig(checkpoints=0))
+
+
+def test_steps_of_a_run_are_the_most_of_a_worker():
+    job = job_of("downpour", epochs=2)
+    trained = simulated(job, ConstantCluster(step_s=lambda worker: 4.0 if worker == 0 else 1.0))
+    steps = {event.worker: event.step for event in trained.events if isinstance(event, WorkerProgress)}
+    assert steps[0] < max(steps.values()) == trained.events[-1].result["steps"]
+
+
+def test_epochs_of_a_dry_run_whose_workers_draw(tmp_path: Path):
+    common = {"cluster": "office", "data": "digits", "model": "mlp", "out": tmp_path / "run"}
+    figures = polyrhythm.simulate(
+        **common, workers=4, epochs=3, strategy="downpour", gradients="none"
+    ).figures
+    assert figures["steps"] > 3 * -(-1438 // 250)
+    assert figures["epochs"] == 3

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polyrhythm.config.assemble import strategy_from
-from polyrhythm.config.dry_run import shapes_of, sizes_for
-from polyrhythm.config.model import name_of
+from polyrhythm.config.assemble import opened, strategy_from
+from polyrhythm.config.dry_run import sizes_for
+from polyrhythm.config.model import name_of, shapes_of
+from polyrhythm.config.recipe import configure
 from polyrhythm.cost import hybrid
 from polyrhythm.cost.convolution import methods
-from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.events import RunEnded
 from polyrhythm.partition.cut import Cut, cut
@@ -68,7 +68,7 @@ def analyze(
     for name, number in (("classes", classes), ("image_size", image_size), ("channels", channels)):
         if number is not None and number < 1:
             raise RequestError(f"{name.replace('_', '-')} must be at least 1 (given {number})")
-    task, count, shape = _task(data, classes, image_size, channels)
+    task, count, shape = _task(model, data, classes, image_size, channels)
     shapes = shapes_of(model, count, shape)
     found = analysis_of(copy.deepcopy(shapes), shape, batch_size)
     return {
@@ -94,11 +94,12 @@ def analyze(
 
 
 def _task(
-    data: Any, classes: int | None, image_size: int | None, channels: int | None
+    model: Any, data: Any, classes: int | None, image_size: int | None, channels: int | None
 ) -> tuple[str | None, int, tuple[int, int, int]]:
     if classes is not None and image_size is not None:
         return None, classes, (channels or 3, image_size, image_size)
-    dataset = open_data(data, image_size=image_size)
+    size = {} if image_size is None else {"image_size": image_size}
+    dataset = opened(configure({"data": data, "model": model} | size))
     depth, *sides = dataset.image_shape
     return dataset.name, classes or len(dataset.classes), (channels or depth, sides[0], sides[1])
 

@@ -24,10 +24,9 @@ from polyrhythm.augmentation.chain import Chain, build_chain
 from polyrhythm.augmentation.draws import RecordedDraws
 from polyrhythm.augmentation.mixing import Mixer
 from polyrhythm.augmentation.tones import Tones
-from polyrhythm.config.assemble import chain_from
+from polyrhythm.config.assemble import chain_from, opened
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.open import open_data
 from polyrhythm.data.resized import Uncut, scaled
 from polyrhythm.data.seeding import generator_for, sample_keys
 from polyrhythm.errors import RequestError, unknown
@@ -37,7 +36,7 @@ from polyrhythm.user_files import check_output
 _MOST = 100
 """Largest number of images, and of variants of each, on one sheet."""
 _RECIPES = (".yaml", ".yml")
-_OF_DATA = ("data", "image_size", "scale", "pixels")
+_OF_DATA = ("data", "image_size", "scale", "pixels", "model", "weights")
 
 
 def combinations(chain: str, side: int) -> list[tuple[str, int | None]]:
@@ -104,18 +103,13 @@ def augment(
     if chain is not None and chain.lower().endswith(_RECIPES):
         recipe = read_recipe(Path(chain))
         chain = str(recipe.get("augment", "none"))
-    config = configure({name: recipe[name] for name in (*_OF_DATA, "seed") if name in recipe})
+    own = {"skip_unreadable": True} | ({} if data is None else {"data": data})
+    config = configure({name: recipe[name] for name in (*_OF_DATA, "seed") if name in recipe}, own)
     seed = config.seed if seed is None else seed
     made = build_chain(chain or "none")
     if made is None and corruptions is None and config.scale is None:
         raise RequestError("nothing to preview: name an augmentation, such as rotation; flip")
-    dataset = open_data(
-        config.data if data is None else data,
-        image_size=config.image_size,
-        scale=config.scale,
-        pixels=config.pixels,
-        skip_unreadable=True,
-    )
+    dataset = opened(config)
     if dataset.image_shape[0] not in (1, 3):
         raise RequestError(f"images of {dataset.image_shape[0]} channels cannot be shown: 1 or 3 can")
     indices = torch.randperm(len(dataset.train), generator=generator_for("contact sheet", seed))

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from polyrhythm.api.simulate import laid_out, multiply_adds_of, network_limits, paced_for, with_stages_settled
-from polyrhythm.config.assemble import strategy_from, without_images
+from polyrhythm.config.assemble import opened, strategy_from, without_images
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.events import Event, RunEnded
 from polyrhythm.launch.devices import computing_with
@@ -341,7 +340,8 @@ def _images(model: Any, data: Any, classes: int | None, image_size: int | None) 
     if is_sizes(model):
         return without_images()
     if classes is None or image_size is None:
-        dataset = open_data(data, image_size=image_size)
+        size = {} if image_size is None else {"image_size": image_size}
+        dataset = opened(configure({"data": data, "model": model} | size))
         return dataset if classes is None else replace(dataset, classes=tuple(map(str, range(classes))))
     return without_images(classes, image_size)
 

@@ -28,6 +28,7 @@ from torch.nn.utils import clip_grad_norm_
 from polyrhythm.api.observed_run import Run, choose_folder, create_folder_for, observed_run_in
 from polyrhythm.config.assemble import assemble, default_optimizer, strategy_from
 from polyrhythm.config.ensemble import Ensemble
+from polyrhythm.config.image_size import with_image_size
 from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.config.stages import Stages
@@ -59,7 +60,7 @@ def train_with_ddp(out: str | Path | None = None, **options: Unpack[RunOptions])
         RequestError: the request is wrong, or asks for something that DDP has not.
         RunError: a process failed.
     """
-    config = configure(options).model_copy(update={"strategy": "synchronous"})
+    config = with_image_size(configure(options)).model_copy(update={"strategy": "synchronous"})
     _check(config)
     job = assemble(config, CheckpointConfig())
     folder = choose_folder(out, f"{NAME}-{job.model_name.split('(')[0]}")

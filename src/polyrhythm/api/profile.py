@@ -21,8 +21,7 @@ from polyrhythm.communication.message import Kind, Message, pack_json, unpack_js
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
 from polyrhythm.config.assemble import assemble
-from polyrhythm.config.dry_run import shapes_of
-from polyrhythm.config.model import name_of
+from polyrhythm.config.model import name_of, shapes_of
 from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.errors import RequestError

@@ -28,11 +28,10 @@ from typing import Any
 from polyrhythm.api.profile import step_of
 from polyrhythm.api.simulate import laid_out, paced_for, with_stages_settled
 from polyrhythm.claim import UNCLAIMED
-from polyrhythm.config.assemble import assemble, strategy_from
+from polyrhythm.config.assemble import assemble, opened, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import RunConfig
-from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.events import Event
 from polyrhythm.launch.devices import computing_with
@@ -160,12 +159,7 @@ def rehearse(
     """
     shared = {key: value for key, value in options.items() if key not in ("epochs",)}
     if isinstance(shared.get("data", "fashion-mnist"), str) and not is_sizes(shared.get("model")):
-        shared["data"] = open_data(
-            shared.get("data", "fashion-mnist"),
-            image_size=shared.get("image_size"),
-            scale=shared.get("scale"),
-            skip_unreadable=bool(shared.get("skip_unreadable", False)),
-        )
+        shared["data"] = opened(configure({key: shared[key] for key in _OF_IMAGES if key in shared}))
         shared = {key: value for key, value in shared.items() if key not in ("image_size", "scale")}
     paces: dict[Any, Cluster] = {}
     found = []
@@ -346,6 +340,9 @@ class Auto:
             return 1.0
         averages = not traits.servers and traits.updates == 1
         return 1 + (self.margin - 1) / 5 if averages else self.margin
+
+
+_OF_IMAGES = ("data", "model", "weights", "image_size", "scale", "skip_unreadable")
 
 
 def _of_dry_runs(options: Mapping[str, Any]) -> dict[str, Any]:

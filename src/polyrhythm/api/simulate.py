@@ -36,10 +36,10 @@ from polyrhythm.config.dry_run import (
     check_dry_run_options,
     is_fixed,
     multiply_adds_by_name,
-    shapes_of,
 )
 from polyrhythm.config.ensemble import Ensemble, refuse_distill
-from polyrhythm.config.model import name_of
+from polyrhythm.config.image_size import with_image_size
+from polyrhythm.config.model import name_of, shapes_of
 from polyrhythm.config.recipe import as_command, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, RunOptions, refuse_real_only
 from polyrhythm.config.stages import Stages
@@ -126,7 +126,7 @@ def simulate(
         raise RequestError("--steps goes with --gradients none: real training is as long as its --epochs")
     if check and gradients != "none":
         raise RequestError("--check goes with --gradients none: it counts gradients of whole numbers")
-    config = configure(read_recipe(Path(recipe)) if recipe is not None else {}, options)
+    config = with_image_size(configure(read_recipe(Path(recipe)) if recipe is not None else {}, options))
     where = described_cluster(cluster, step_time, faults)
     if step_time is None:
         where = paced_for(where, config)

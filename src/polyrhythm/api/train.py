@@ -52,14 +52,14 @@ from polyrhythm.api.stages import Lasting, StagedRun, in_stages, staged_run
 from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import assemble, checkpoints_of, data_of, default_optimizer, strategy_from
 from polyrhythm.config.ensemble import Ensemble, refuse_distill
+from polyrhythm.config.image_size import with_image_size
 from polyrhythm.config.model import devices_from, model_maker, name_of
 from polyrhythm.config.recipe import CONFIG_FILE, ENVIRONMENT_FILE, configure, read_recipe, read_run_folder
 from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.config.stages import Stages
 from polyrhythm.config.trained import MODEL_FILE
-from polyrhythm.data.cached_split import CachedSplit
-from polyrhythm.data.image_files import ImageFileSplit, ImageSource
-from polyrhythm.data.images import stored_size
+from polyrhythm.data.image_files import ImageSource
+from polyrhythm.data.images import CENTRE
 from polyrhythm.data.open import source_of
 from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.evaluation.feature_cache import call_in_process, measure
@@ -133,6 +133,7 @@ def train(
                 fetch_run(mirror, Path(out))
         out, resume = automatic(out, resume)
         config = _configuration(recipe, resume, options)
+        config, about_size = _with_image_size(config) if resume is None else (config, "")
         asked = _Arguments(config, out, resume, again, observers, start_method)
         ensemble = Ensemble.parse(str(config.strategy))
         whole = None if ensemble is None else _ensemble(ensemble, asked, options)
@@ -183,7 +184,8 @@ def train(
         return _train_under_torchrun(job, config, observers)
     check_loopback(config.port)
     allow_descriptors(config.workers + job.traits.servers)
-    return _train_here(job, config, observers, start_method, choice=choice, remark=remark)
+    remarks = [remark, about_size]
+    return _train_here(job, config, observers, start_method, choice=choice, remarks=remarks)
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,15 @@ class _Arguments:
         if run is not None and not self.again:
             raise all_done(run.folder, run.figures["epochs"])
         return run
+
+
+def _with_image_size(config: RunConfig) -> tuple[RunConfig, str]:
+    """Return the configuration of a new run with the image size of its files, and a remark on one below the usual."""
+    size = with_image_size(suited(config, alone=not started_by_torchrun())[0]).image_size
+    if size == config.image_size or size is None:
+        return config, ""
+    remark = f"images are {size} pixels a side, by the size of their files; --image-size chooses another"
+    return config.model_copy(update={"image_size": size}), remark if size < CENTRE else ""
 
 
 def _decided(asked: _Arguments) -> tuple[_Arguments, Choice | None]:
@@ -528,27 +539,6 @@ def too_few_steps(job: Job, config: RunConfig) -> str | None:
     )
 
 
-def scaled_up(job: Job, config: RunConfig) -> str | None:
-    """Return a remark on files with images far smaller than the network's input; None: they are not, by a sample."""
-    split: object = job.dataset.train
-    split = split.source if isinstance(split, CachedSplit) else split
-    if config.weights is not None or config.image_size is not None or not isinstance(split, ImageFileSplit):
-        return None
-    sizes = [stored_size(path) for path in split.files[:: max(1, len(split) // _SAMPLE)]]
-    sides = sorted(min(size) for size in sizes if size is not None)
-    _, height, width = job.dataset.image_shape
-    own = sides[len(sides) // 2] if sides else width
-    if 2 * own > width:
-        return None
-    return (
-        f"the images are about {own} pixels a side, and are scaled to {width}, for which a step takes "
-        f"{height * width / own**2:.0f} times as long: --image-size {own} keeps them as they are"
-    )
-
-
-_SAMPLE = 16
-
-
 def measured_time(job: Job, start_method: str) -> float | None:
     """Return a run's seconds, by one step of its network in a process of its own; None: it is soon done anyway."""
     shape, seen = job.dataset.image_shape, job.learning.epochs * len(job.dataset.train)
@@ -568,7 +558,7 @@ def _train_here(
     *,
     reports: bool = True,
     choice: Choice | None = None,
-    remark: str = "",
+    remarks: Sequence[str] = (),
 ) -> Run:
     job, seconds = evaluated_here(job, config), None
     if isinstance(config.data, str | Path) and not job.checkpointing.resume:
@@ -583,9 +573,9 @@ def _train_here(
             from polyrhythm.api.rehearsal import write_prediction
 
             write_prediction(job.checkpointing.folder, choice.cluster, choice.candidate)
-        notices = [remark, None if seconds is None else expected_time(job.planned, seconds)]
+        notices = [*remarks, None if seconds is None else expected_time(job.planned, seconds)]
         if not job.checkpointing.resume:
-            notices += [too_few_steps(job.planned, config), scaled_up(job, config)]
+            notices.append(too_few_steps(job.planned, config))
         for text in filter(None, notices):
             observed.on_event(Notice(time_s=0, text=text))
         # a GPU that this process has touched cannot be used by a fork of it

@@ -25,6 +25,7 @@ from polyrhythm.augmentation.tones import Tones
 from polyrhythm.augmentation.transforms.window import Window
 from polyrhythm.augmentation.warp import Warp
 from polyrhythm.communication.transports.shared_memory.barrier import is_tso
+from polyrhythm.config.image_size import with_image_size
 from polyrhythm.config.model import devices_from, model_maker, name_of
 from polyrhythm.config.recipe import CONFIG_FILE
 from polyrhythm.config.run_config import FORMER_PIXELS, RunConfig
@@ -522,9 +523,10 @@ class _Rules:
 
 
 def opened(config: RunConfig, dealt: Dealt = None) -> Dataset:
-    """Open the data of a run, with the given image sizes; for a network of sizes alone there need be none."""
+    """Open the data of a run; for a network of sizes alone there need be none."""
     if is_sizes(config.model) and "data" not in config.model_fields_set:
         return without_images()
+    config = with_image_size(config)
     return open_data(
         config.data,
         image_size=config.image_size,

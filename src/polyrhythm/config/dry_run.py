@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
@@ -18,11 +17,10 @@ from polyrhythm.config.assemble import (
     strategy_from,
     warn_of_cut,
 )
-from polyrhythm.config.model import name_of
+from polyrhythm.config.model import name_of, shapes_of
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dealing import images_dealt, steps_per_epoch
 from polyrhythm.errors import RequestError
-from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import sizes_of_cut
 from polyrhythm.planning.analysis import step_multiply_adds
@@ -222,30 +220,3 @@ def sizes_for(
     if traits.shards:
         shards(sizes.parameters, traits.shards)
     return sizes
-
-
-def shapes_of(model: Any, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-    """Return a classifier on the meta device, with shapes but no numbers.
-
-    Args:
-        model: a spec, its text, or a module, which is copied.
-        classes: number of classes.
-        image_shape: (C, H, W) of an image.
-
-    Raises:
-        RequestError: there is no such model, or it does not support images of that size.
-    """
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(model).to("meta")
-
-    def make() -> nn.Module:
-        return create_model(str(model), classes=classes, image_shape=image_shape)
-
-    try:
-        with torch.device("meta"):
-            return make()
-    except RequestError:
-        raise
-    except Exception:  # some networks look at numbers while they are made
-        with torch.random.fork_rng(devices=[]):
-            return make().to("meta")

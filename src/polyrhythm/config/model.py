@@ -72,6 +72,33 @@ def name_of(value: Any) -> str:
     return str(value) if isinstance(value, str | Path | Config) else type(value).__name__
 
 
+def shapes_of(model: Any, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+    """Return a classifier on the meta device, with shapes but no numbers.
+
+    Args:
+        model: a spec, its text, or a module, which is copied.
+        classes: number of classes.
+        image_shape: (C, H, W) of an image.
+
+    Raises:
+        RequestError: there is no such model, or it does not support images of that size.
+    """
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model).to("meta")
+
+    def make() -> nn.Module:
+        return create_model(str(model), classes=classes, image_shape=image_shape)
+
+    try:
+        with torch.device("meta"):
+            return make()
+    except RequestError:
+        raise
+    except Exception:  # some networks look at numbers while they are made
+        with torch.random.fork_rng(devices=[]):
+            return make().to("meta")
+
+
 def _make_model(
     model: Any, classes: int, image_shape: tuple[int, int, int], weights: str | None, frozen: str
 ) -> nn.Module:

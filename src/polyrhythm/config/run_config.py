@@ -277,7 +277,7 @@ class RunConfig(BaseModel):
         default=None,
         ge=1,
         le=_MOST_PIXELS,
-        description="Height and width of images in pixels (default: those of the data; 224 for folders).",
+        description="Height and width of images in pixels (default: those of the data, up to 224 for files).",
     )
     scale: int | None = _pictures(
         default=None,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Self
+from typing import IO, Self, TypeVar
 
 import numpy as np
 import torch
@@ -69,6 +69,14 @@ class ImageSource(Config):
         made = self.model_copy()
         made._dealt = before
         return made
+
+    def encoded(self) -> Iterable[str | IO[bytes]]:
+        """Return a sample of the training images, and perhaps of held-out ones: paths, or open files.
+
+        Raises:
+            RequestError: the images cannot be listed.
+        """
+        raise NotImplementedError
 
     def spec(self) -> Spec:
         """Return the spec, first where the images are: that is what a subclass requires."""
@@ -213,6 +221,15 @@ class ImageFileSplit:
             return decode(self.files[number])
         except UnreadableImage as error:
             return str(error)
+
+
+_SAMPLE = 64
+Entry = TypeVar("Entry")
+
+
+def sample(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Return about 64 of the entries, at equal distances."""
+    return entries[:: max(1, len(entries) // _SAMPLE)]
 
 
 def unreadable(path: str, reason: str, others: int = 0) -> RequestError:

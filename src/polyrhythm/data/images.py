@@ -134,7 +134,7 @@ def check(path: str | Path, *, whole: bool) -> str | None:
     return None
 
 
-def stored_size(path: str | Path) -> tuple[int, int] | None:
+def stored_size(path: str | Path | IO[bytes]) -> tuple[int, int] | None:
     """Return the width and height of an image from its header; None if that cannot be read."""
     try:
         with Image.open(path, formats=_formats()) as image:

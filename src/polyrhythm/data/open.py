@@ -52,7 +52,7 @@ def open_data(
             or what the library `datasets` keeps in files (.parquet, .arrow); a location of fsspec
             (`s3://bucket/photos`, `hdfs://…`), copied to the cache; a `Source`; or objects, see
             `dataset.from_objects`. A known name takes precedence over a folder of that name: write `./digits`.
-        image_size: pixels a side of the images; None: as stored (folders of images: 224).
+        image_size: pixels a side of the images; None: as stored (encoded images: 224).
         scale: pixels a side to which the whole center square of an image is scaled, for windows of `image_size`
             (None: 224/256 of the scale) to be cut out; None: images are the center 224/256 of that square.
         skip_unreadable: leave out image files that cannot be read (`Dataset.skipped`) instead of refusing the data.

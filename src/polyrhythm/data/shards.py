@@ -140,10 +140,9 @@ class ShardSplit:
     def _decoded(self, number: int) -> NDArray[np.uint8] | str:
         record = self._records[number]
         try:
-            with self._shards[record.shard].open("rb") as file:
-                file.seek(record.offset)
-                content = file.read(record.size)
-            return read_pixels(BytesIO(content), self._reading.image_size, self._reading.shown)
+            return read_pixels(
+                BytesIO(record.read(self._shards)), self._reading.image_size, self._reading.shown
+            )
         except UnreadableImage as error:
             return str(error)
         except OSError as error:
@@ -233,6 +232,12 @@ class Record:
     offset: int
     size: int
     label: str
+
+    def read(self, shards: Sequence[Path]) -> bytes:
+        """Return the bytes of the image."""
+        with shards[self.shard].open("rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
 
 
 @dataclass(frozen=True)

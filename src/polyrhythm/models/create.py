@@ -140,13 +140,14 @@ def _too_small(
     channels, height, width = image_shape
     refused = f"model {name} does not support images of {height}x{width}"
     for side in _SIDES:
-        if side > max(height, width) and _takes(model, (channels, side, side)):
+        if side > max(height, width) and takes(model, (channels, side, side)):
             return RequestError(f"{refused}, but those of {side}x{side}: give --image-size {side}")
     reason = re.sub(r"\s+", " ", str(error)) or type(error).__name__
     return RequestError(f"{refused} ({reason}): give another --image-size")
 
 
-def _takes(model: nn.Module, image_shape: tuple[int, int, int]) -> bool:
+def takes(model: nn.Module, image_shape: tuple[int, int, int]) -> bool:
+    """Whether a network maps images (B, C, H, W) of that shape to anything, on the meta device."""
     try:
         _forward_shapes(model, image_shape)
     except Exception:

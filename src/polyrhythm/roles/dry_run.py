@@ -730,8 +730,11 @@ def dry_figures(
         losses: losses of servers.
         seconds: duration of the run.
     """
-    steps, length = accounts[0].step, dry_run.steps_per_epoch
+    steps = max(account.step for account in accounts)
     images = sum(account.session_images for account in accounts) + attendance.images_of_lost
+    epochs = steps / dry_run.steps_per_epoch
+    if dry_run.draws:  # workers take different numbers of steps
+        epochs = min(1, images / dry_run.images_drawn) * dry_run.steps / dry_run.steps_per_epoch
     return {
         "run": None,
         "strategy": str(dry_run.strategy),
@@ -740,7 +743,7 @@ def dry_figures(
         "workers": dry_run.workers,
         "servers": dry_run.traits.servers,
         "steps": steps,
-        "epochs": steps // length if steps % length == 0 else round(steps / length, 3),
+        "epochs": int(epochs) if epochs == int(epochs) else round(epochs, 3),
         "seconds": seconds,
         "images_per_s": images / seconds if seconds > 0 else 0.0,
         "train_loss": None,

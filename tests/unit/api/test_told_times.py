@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import polyrhythm
-from polyrhythm.api.train import expected_time, measured_time, scaled_up, too_few_steps
+from polyrhythm.api.train import expected_time, measured_time, too_few_steps
 from polyrhythm.cli.train import _print_result as print_result
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
@@ -118,25 +118,6 @@ def test_few_steps_of_few_pictures_are_told_and_what_makes_more(tmp_path: Path) 
     assert told(batch_size=16) is None  # whoever says how to learn
     pair = (torch.zeros(24, 1, 16, 16), torch.arange(24) % 2)
     assert told(data=(pair, pair), image_size=None) is None
-
-
-def test_small_pictures_that_are_scaled_up_are_told(tmp_path: Path) -> None:
-    for number in range(30):
-        path = tmp_path / "photographs" / ("left" if number % 2 else "right") / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (70, 56 if number else 9), (8 * number, 0, 0)).save(path)
-
-    def told(**more: object) -> str | None:
-        config = configure({"data": str(tmp_path / "photographs"), "model": "mlp", **more})
-        return scaled_up(assemble(config, CheckpointConfig()), config)
-
-    assert told() == (
-        "the images are about 56 pixels a side, and are scaled to 224, for which a step takes 16 times as long: "
-        "--image-size 56 keeps them as they are"
-    )
-    assert told(image_size=224) is None  # chosen
-    pair = (torch.zeros(24, 1, 16, 16), torch.arange(24) % 2)
-    assert told(data=(pair, pair)) is None
 
 
 def test_the_highest_test_stands_beside_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

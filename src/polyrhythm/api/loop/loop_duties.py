@@ -177,7 +177,7 @@ class LoopDuties(Duties):
         images, seconds = sum(account.session_images for account in accounts), self.elapsed_s
         losses = self.leader.servers.attendance.losses
         return {
-            "steps": accounts[0].step,
+            "steps": max(account.step for account in accounts),
             "seconds": seconds,
             "images_per_s": (images + attendance.images_of_lost) / seconds if seconds > 0 else 0.0,
             "workers_lost": attendance.lost,

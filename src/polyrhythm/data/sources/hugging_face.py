@@ -17,7 +17,7 @@ from glob import glob
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from polyrhythm.data.dataset import Dataset, normal
 from polyrhythm.data.dealing import held_out_by_name
-from polyrhythm.data.image_files import Decoder, ImageSource
+from polyrhythm.data.image_files import Decoder, ImageSource, sample
 from polyrhythm.data.images import NORMALIZATIONS, UnreadableImage, read_pixels, read_whole
 from polyrhythm.errors import RequestError
 
@@ -56,6 +56,17 @@ class HuggingFace(ImageSource):
     test: str = ""
     image: str = ""
     label: str = ""
+
+    def encoded(self) -> Iterable[str | IO[bytes]]:
+        table = self._parts().get(self.train, [])
+        if len(table):
+            import datasets
+
+            column, _ = self._columns(table)
+            cells = table.cast_column(column, datasets.Image(decode=False))[sample(range(len(table)))][column]
+            yield from (
+                BytesIO(cell["bytes"]) if cell.get("bytes") else cell["path"] for cell in cells if cell
+            )
 
     def load(self) -> Dataset:
         """List the images, and look at each once.

@@ -13,7 +13,7 @@ import torch
 
 from polyrhythm.data.dataset import Dataset, ExcludedFiles
 from polyrhythm.data.dealing import Sides, held_out_by_name
-from polyrhythm.data.image_files import ImageSource, Listing, list_folder, list_images, relative_names
+from polyrhythm.data.image_files import ImageSource, Listing, list_folder, list_images, relative_names, sample
 from polyrhythm.errors import RequestError
 
 ByClass = dict[str, list[str]]
@@ -30,6 +30,9 @@ class ImageFolder(ImageSource):
     """
 
     folder: str
+
+    def encoded(self) -> Sequence[str]:
+        return sample(_paths(list_images(_train_folder(Path(self.folder).expanduser()))))
 
     def load(self) -> Dataset:
         """List and check the images; they are decoded later, batch by batch.

@@ -33,7 +33,7 @@ from pydantic import Field
 
 from polyrhythm.data.dataset import Dataset, normal
 from polyrhythm.data.dealing import held_out_by_name
-from polyrhythm.data.image_files import ImageSource, relative_names
+from polyrhythm.data.image_files import ImageSource, relative_names, sample
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.user_files import check_is_file
 
@@ -189,6 +189,11 @@ class Manifest(ImageSource):
     labels: Literal["best", "every"] = "best"
     min_confidence: float = Field(default=0.0, ge=0, le=1)
     duplicates: Literal["drop", "keep", "refuse"] = "drop"
+
+    def encoded(self) -> Sequence[str]:
+        return sample(
+            [row.image for row in read_manifest(Path(self.file).expanduser()) if row.split != "test"]
+        )
 
     def load(self) -> Dataset:
         """Read the table and check its images.

@@ -9,15 +9,18 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from glob import glob
+from io import BytesIO
 from pathlib import Path
+from typing import IO
 
 import torch
 from pydantic import Field
 
 from polyrhythm.data.dataset import Dataset, normal
 from polyrhythm.data.dealing import held_out_by_name
-from polyrhythm.data.image_files import ImageSource
+from polyrhythm.data.image_files import ImageSource, sample
 from polyrhythm.data.shards import Reading, Record, ShardSplit, TarIndex, index_shards
 from polyrhythm.errors import RequestError
 from polyrhythm.user_files import check_is_file
@@ -41,6 +44,12 @@ class TarShards(ImageSource):
     test: str = ""
     buffer: int = Field(default=1000, ge=1)
     bad_records: int = Field(default=100, ge=0)
+
+    def encoded(self) -> Iterable[IO[bytes]]:
+        shards = _found(self.files)
+        for record in sample(index_shards(shards).records):
+            with suppress(OSError):
+                yield BytesIO(record.read(shards))
 
     def load(self) -> Dataset:
         """List the records, which are decoded later, batch by batch, and leave out broken test images.

@@ -725,7 +725,7 @@ class RunFigures:
             "model": job.model_name,
             "workers": job.workers,
             "servers": len(self._world.roles.servers),
-            "steps": accounts[0].step,
+            "steps": max(account.step for account in accounts),
             "epochs": self._epochs_done(accounts[0].step),
             "seconds": spent.seconds,
             "images_per_s": images / spent.trained_s if spent.trained_s > 0 else 0.0,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.api.simulate import simulate
-from polyrhythm.config.dry_run import shapes_of
+from polyrhythm.config.model import shapes_of
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.training.model_sizes import sizes_of
