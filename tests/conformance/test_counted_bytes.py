@@ -20,18 +20,22 @@ from conformance.jobs import (
     strategies,
     strategy,
 )
+from polyrhythm.communication.collectives.library import Library
 from polyrhythm.compression.layout import Layout
+from polyrhythm.cost.all_reduce import travels_whole
 from polyrhythm.data.dealing import batch_images
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters, shards
 
-HEADER = 64
+HEADER, LIBRARY = 64, Library()
 
 
-def all_reduce(members, payload, buckets):
-    """Direct reduce-scatter and all-gather: every rank sends 2(N-1) messages a bucket, 2M(N-1)/N bytes in the mean."""
+def all_reduce(members, payload, buckets, collective=LIBRARY):
+    """Every rank sends the vector to all others, or 2(N-1) slices of a bucket, 2M(N-1)/N bytes in the mean."""
+    if collective == LIBRARY and travels_whole(payload, members):
+        return members * (members - 1) * (payload + HEADER * buckets)
     return 2 * (members - 1) * payload + 2 * members * (members - 1) * HEADER * buckets
 
 
@@ -52,7 +56,7 @@ def synchronous(strategy, workers, size, buckets):
         return compressed(strategy, workers, size)
     if strategy.transfer != "full":  # what is no gradient is apart, as whole numbers of eight bytes
         return all_reduce(workers, PARAMETERS * 2, buckets) + all_reduce(workers, TAIL * 8, 1)
-    return all_reduce(workers, (PARAMETERS + TAIL) * size, buckets)
+    return all_reduce(workers, (PARAMETERS + TAIL) * size, buckets, strategy.collective)
 
 
 def lazy_synchronous(strategy, workers, size, buckets):

@@ -58,11 +58,11 @@ def test_a_slow_network_costs_what_its_formula_says() -> None:
     around = ConstantCluster(step_s=lambda worker: 0.1, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth)
     events = simulate(make_job("synchronous", 2), around)
     first = next(event for event in events if isinstance(event, WorkerProgress) and event.worker == 0)
-    # 103 parameters and a tail of two: slices of 53 and 52, of which the larger sets the pace, twice
-    exchange_s = 2 * (latency_s + (53 * 4 + 64) / bandwidth)
-    assert first.step == 4  # whole half seconds have passed: nobody has sent anything else yet
-    assert first.time_s == pytest.approx(4 * (0.1 + exchange_s), rel=1e-9)
-    assert first.wait_s == pytest.approx(4 * exchange_s, rel=1e-9)
+    # 103 parameters and a tail of two, to each other at once; the other worker begins a latency later
+    exchange_s = latency_s + (105 * 4 + 64) / bandwidth
+    assert first.step == 5  # whole half seconds have passed: nobody has sent anything else yet
+    assert first.time_s == pytest.approx(5 * (0.1 + exchange_s) + latency_s, rel=1e-9)
+    assert first.wait_s == pytest.approx(5 * exchange_s + latency_s, rel=1e-9)
 
 
 class _Deaf(SynchronousWorker):

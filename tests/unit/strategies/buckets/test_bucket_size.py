@@ -9,6 +9,8 @@ from polyrhythm.communication.message import HEADER_BYTES
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+from polyrhythm.cost.all_reduce import ring_s, whole_s
+from polyrhythm.cost.machine import Machine, Payload
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
@@ -32,12 +34,14 @@ def tuned(latency_s, bandwidth, workers=2, collective=None, like=LIKE):
 
 
 @pytest.mark.parametrize(("latency_s", "bandwidth"), [(1e-3, 1e8), (1e-4, 1e9), (1e-3, 1e9)])
-@pytest.mark.parametrize("collective", [Library(), Ring()], ids=str)
-def test_two_workers_wait_a_ninth_of_a_bucket_for_its_latency(latency_s, bandwidth, collective):
+@pytest.mark.parametrize(
+    ("collective", "few_s"), [(Library(), whole_s), (Ring(), ring_s)], ids=["library", "ring"]
+)
+def test_two_workers_wait_for_eight_latencies_of_a_number(latency_s, bandwidth, collective, few_s):
     one, other = tuned(latency_s, bandwidth, collective=collective)
-    # an all-reduce of two sends half the vector there and half the sums back
-    latency_of_both_s = 2 * (latency_s + HEADER_BYTES / bandwidth)
-    assert one == other == pytest.approx(8 * latency_of_both_s * bandwidth, rel=1e-3)
+    links = Machine(latency_s=latency_s, seconds_per_byte=1 / bandwidth, header_bytes=HEADER_BYTES)
+    few, many = few_s(links, 2, Payload(1)), ring_s(links, 2, Payload(1 << 18))
+    assert one == other == pytest.approx(8 * few / ((many - few) / (4 << 18)), rel=1e-3)
 
 
 @pytest.mark.parametrize("given", ["0", "-5", "soon"])
