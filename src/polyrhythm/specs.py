@@ -132,12 +132,12 @@ def _value(node: ast.expr, text: str) -> Any:
         ) from None
 
 
-def split_outside(text: str, separator: str) -> list[str]:
-    """Split a text at a separator that is not inside brackets; empty parts are dropped."""
+def split_outside(text: str, separators: str) -> list[str]:
+    """Split a text at separators that are not inside brackets; empty parts are dropped."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")
-        if letter == separator and depth == 0:
+        if letter in separators and depth == 0:
             parts.append("")
         else:
             parts[-1] += letter

@@ -318,7 +318,7 @@ def plan(
     Raises:
         RequestError: something of it is wrong.
     """
-    names = split_outside(strategies, ";") if isinstance(strategies, str) else list(map(str, strategies))
+    names = split_outside(strategies, ";,") if isinstance(strategies, str) else list(map(str, strategies))
     if seeds < 1:
         raise RequestError(f"seeds must be at least 1 (given {seeds})")
     check_writable("compare", options or {})

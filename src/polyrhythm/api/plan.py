@@ -360,7 +360,7 @@ def plan(
         KeyboardInterrupt: the user ended the race before any candidate reached the target.
     """
     where = open_cluster(cluster)
-    rented = split_outside(machines, ";") if isinstance(machines, str) else list(machines)
+    rented = split_outside(machines, ";,") if isinstance(machines, str) else list(machines)
     refused: dict[str, str] = {}
     rented = machines_of(where, refused) if rented == ["all"] else rented
     elsewhere = [with_machine(where, name) for name in rented]
@@ -390,7 +390,7 @@ def plan(
         raise RequestError(
             f"cluster {where.name} has prices in {where_priced.currency or 'no currency that it names'}, not {currency}"
         )
-    names = split_outside(strategies, ";") if isinstance(strategies, str) else list(map(str, strategies))
+    names = split_outside(strategies, ";,") if isinstance(strategies, str) else list(map(str, strategies))
     if several := [each for each in names if Stages.parse(each) or Ensemble.parse(each)]:
         raise RequestError(
             f"plan weighs strategies that train one network from start to end (given {several[0]}): compare has rows "
@@ -424,7 +424,7 @@ def plan(
         return _by_images(
             [*found, *rentable], refused, where_priced, wanted, options, as_command(["plan"], given), out
         )
-    shrunk = split_outside(compressors, ";") if isinstance(compressors, str) else list(compressors)
+    shrunk = split_outside(compressors, ";,") if isinstance(compressors, str) else list(compressors)
     if shrunk == [AUTO]:
         smaller = worth_compressing(where, found, options)
         found = sorted([*found, *smaller], key=lambda each: -each.images_per_s)

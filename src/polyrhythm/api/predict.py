@@ -80,7 +80,9 @@ def predict(
     broken = find_unreadable([str(file) for file in files])
     if broken and not skip_unreadable:
         name, reason = next(iter(broken.items()))
-        raise RequestError(f"{name} cannot be read ({reason}): repair it, or leave it out")
+        raise RequestError(
+            f"{name} cannot be read ({reason}): repair it, or leave it out, with --skip-unreadable"
+        )
     readable = [file for file in files if str(file) not in broken]
     found: list[dict[str, Any]] = []
     for entry in networks.described(readable, top):
@@ -203,12 +205,14 @@ class Networks:
 def _files(given: Sequence[str | Path]) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, given):
-        found += map(Path, image_files(path)) if path.is_dir() else [path]
-    if not found:
-        raise RequestError("there are no images to classify: name files, or a folder that holds some")
-    for path in found:
         if not path.exists():
             raise RequestError(f"there is no image {path}: name a file or a folder of files")
+        inside = [Path(file) for file in image_files(path)] if path.is_dir() else [path]
+        if not inside:
+            raise RequestError(f"there are no images in {path}: name files, or a folder that holds some")
+        found += inside
+    if not found:
+        raise RequestError("there are no images to classify: name files, or a folder that holds some")
     return found
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from polyrhythm.config.model import shapes_of
-from polyrhythm.config.recipe import CONFIG_FILE, read_run_recipe
 from polyrhythm.config.run_config import RunConfig
+from polyrhythm.config.trained import facts_of
 from polyrhythm.data.image_files import ImageSource
 from polyrhythm.data.images import CENTRAL_SHARE, CENTRE, stored_size
 from polyrhythm.data.open import source_of
@@ -63,6 +63,5 @@ def _takes(model: Any, image_shape: tuple[int, int, int]) -> bool:
 
 
 def _of_run(weights: Path) -> int:
-    path = weights / CONFIG_FILE
-    size = read_run_recipe(path).get("image_size") if path.is_file() else None
+    size = facts_of(weights).get("image_size") if weights.exists() else None
     return size if isinstance(size, int) else CENTRE

@@ -12,6 +12,7 @@ import yaml
 
 from polyrhythm.claim import open_new
 from polyrhythm.config.run_config import RunConfig, renamed
+from polyrhythm.config.weight_facts import weight_facts
 from polyrhythm.errors import RequestError
 from polyrhythm.escaping import shell
 from polyrhythm.models.fine_tuning import pixels_of
@@ -147,7 +148,9 @@ def _pixels_for(weights: Any) -> Any:
     if not isinstance(weights, str):
         return None
     path = Path(weights) / CONFIG_FILE
-    return read_run_recipe(path).get("pixels") if os.path.isfile(path) else pixels_of(weights)
+    if os.path.isfile(path):
+        return read_run_recipe(path).get("pixels")
+    return weight_facts(Path(weights)).get("pixels") if os.path.isfile(weights) else pixels_of(weights)
 
 
 def write_recipe(config: RunConfig, path: Path) -> None:

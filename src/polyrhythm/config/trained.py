@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from polyrhythm.config.model import device_from, model_maker, name_of
 from polyrhythm.config.recipe import CONFIG_FILE, check_format, configure, read_run_recipe
 from polyrhythm.config.run_config import FORMER_PIXELS, ImageOptions, refuse_unknown
+from polyrhythm.config.weight_facts import weight_facts
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.dealing import BY_COUNT, Dealt
 from polyrhythm.data.open import open_data
@@ -335,4 +336,4 @@ def facts_of(path: Path) -> dict[str, Any]:
     if (run := run_of(path)) is not None:
         check_format(run)
         return _checked(run / CONFIG_FILE)
-    return dict(read_metadata(path)) if path.suffix == ".safetensors" else {}
+    return weight_facts(path)

@@ -109,6 +109,7 @@ def test_where_no_comparison_is_none_goes_on(tmp_path: Path) -> None:
 
 def test_separators_inside_brackets_do_not_split() -> None:
     assert split_outside("a(x=[1; 2]; y=(3;)); b;; c", ";") == ["a(x=[1; 2]; y=(3;))", "b", "c"]
+    assert split_outside("a(x=1, y=[2, 3]), b; c", ";,") == ["a(x=1, y=[2, 3])", "b", "c"]
 
 
 @pytest.mark.parametrize(

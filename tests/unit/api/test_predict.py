@@ -108,6 +108,18 @@ def test_requests_that_cannot_be(tmp_path: Path, picture: Path) -> None:
         polyrhythm.predict(picture, [path, other])
 
 
+def test_folders_without_images_and_dangling_links_are_named(tmp_path: Path, picture: Path) -> None:
+    weights = _saved(tmp_path / "w.safetensors")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RequestError, match=r"there are no images in .*empty: name files"):
+        polyrhythm.predict([picture, tmp_path / "empty"], weights)
+    (picture.parent / "gone.png").symlink_to("nowhere.png")
+    with pytest.raises(RequestError, match=r"gone\.png cannot be read"):
+        polyrhythm.predict(picture.parent, weights)
+    found = polyrhythm.predict(picture.parent, weights, skip_unreadable=True)
+    assert [entry["image"] for entry in found["images"]] == [str(picture)]
+
+
 def test_of_a_folder_its_pictures_are_looked_at_wherever_they_lie(tmp_path: Path, picture: Path) -> None:
     path = _saved(tmp_path / "w.safetensors")
     folder = tmp_path / "holiday"
@@ -122,7 +134,8 @@ def test_of_a_folder_its_pictures_are_looked_at_wherever_they_lie(tmp_path: Path
 def test_a_broken_picture_is_named_with_what_helps_here(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     with pytest.raises(
-        RequestError, match=r"broken\.jpg cannot be read \(not an image\): repair it, or leave it out$"
+        RequestError,
+        match=r"broken\.jpg cannot be read \(not an image\): repair it, or leave it out, with --skip-unreadable$",
     ):
         polyrhythm.predict(tmp_path, _saved(tmp_path / "w.safetensors"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -95,3 +96,22 @@ def test_runs_record_the_size_and_keep_it(tmp_path: Path) -> None:
     run = polyrhythm.train(resume=tmp_path / "run", start_method="fork", epochs=2)
     assert run is not None
     assert yaml.safe_load((run.folder / "config.yaml").read_text())["image_size"] == 28
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"pixels": "centered"}, {"image_size": 20}, {"image_size": 20, "scale": 32, "pixels": "centered"}],
+)
+def test_a_file_of_weights_is_tested_as_its_run(options: dict[str, Any], tmp_path: Path) -> None:
+    folder = str(photographs(tmp_path, (32, 32)))
+    common = {"model": "cifar_resnet", "workers": 1, "epochs": 1, "batch_size": 4}
+    run = polyrhythm.train(out=tmp_path / "run", start_method="fork", data=folder, **common, **options)
+    assert run is not None
+    file = run.folder / "model.safetensors"
+    figures = [polyrhythm.evaluate(weights)["test_loss"] for weights in (run.folder, file)]
+    assert figures[0] == figures[1] == run.figures["test_loss"]
+    config = with_image_size(configure({"data": folder, "weights": str(file)}))
+    assert (config.image_size, config.pixels) == (
+        options.get("image_size", 28),
+        options.get("pixels", "imagenet"),
+    )

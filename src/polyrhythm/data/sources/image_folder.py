@@ -149,19 +149,21 @@ def _train_folder(root: Path) -> Path:
         return root
     if root.is_file():
         raise RequestError(f"{root} is a file: name a folder with images in train/<class>/ or <class>/")
+    if _holds_classes(root, least=1):
+        _check_train(root, {name: files for name, files in list_images(root).items() if files})
     missing = train_folder if root.is_dir() else root
     raise RequestError(
         f"there is no folder {missing}: put images into {train_folder}/<class>/ or {root}/<class>/"
     )
 
 
-def _holds_classes(root: Path) -> bool:
-    """Whether the subfolders of a folder are classes: they hold images, none of them in subfolders of their own."""
+def _holds_classes(root: Path, least: int = 2) -> bool:
+    """Whether the subfolders of a folder are classes, `least` or more: all images are directly in one of them."""
     if not root.is_dir() or any((root / part).is_dir() for part in _TEST_PARTS):
         return False
     classes = list_images(root)
     files = _paths(classes)
-    return len(classes) > 1 and bool(files) and all(Path(path).parent.parent == root for path in files)
+    return len(classes) >= least and bool(files) and all(Path(path).parent.parent == root for path in files)
 
 
 def _without(skipped: tuple[str, ...], part: ByClass) -> ByClass:

@@ -91,6 +91,12 @@ def test_classes_alone_are_a_folder_to_train_from(tmp_path):
     assert dataset.train.labels.bincount().tolist() == [8, 8]
 
 
+def test_a_folder_of_one_class_is_named(tmp_path):
+    add(tmp_path, "cat", 3)
+    with pytest.raises(RequestError, match=rf"{tmp_path} holds one class only \(cat\)"):
+        load(tmp_path)
+
+
 def test_parts_by_other_names_are_not_taken_for_classes(tmp_path):
     for part in ("training", "validation"):
         for name in ("a", "b"):
