@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -435,11 +435,15 @@ class TrainingRun:
         step, stopped = self._train(start, elapsed_s)
         if self._balancer is not None and not (self._in_step or self._balancer.group):
             self._balancer.leave()  # others may have more of their steps before them
+        part: dict[str, Any] = {}
         if stopped:
             self._trainer.stop()
-            self._control.boundary(Boundary.STOP, self._record(step, stopped=True))
+            record = self._record(step, stopped=True)
+            part = {"part": record.part, "part_facts": record.part_facts}
+            self._control.boundary(Boundary.STOP, record)
         self._trainer.close()
-        self._control.leave(self._record(step, stopped=stopped, final=True))
+        # The coordinator may have both before it saves: the end of a part must not change what resumes.
+        self._control.leave(replace(self._record(step, stopped=stopped, final=True), **part))
         self._replica.part.close()
 
     def _train(self, start: int, elapsed_s: float) -> tuple[int, bool]:

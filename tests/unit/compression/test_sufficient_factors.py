@@ -168,8 +168,8 @@ def test_bytes_are_those_of_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, first, layers = 16 * 64 + 64 + 64 * 3 + 3, 16 * 64, 2
     tail = 3 + layers
 
-    def added(count: int) -> int:  # a reduce-scatter and an all-gather of two: a half there, a half back
-        return 4 * count + 2 * 64
+    def added(count: int) -> int:  # whole to the other one
+        return 4 * count + 64
 
     payload = 16 + 4 + 4 + 4 * 4 * (16 + 64)  # header, one length, the count, and the factors of 4 rows
     whole = added(numbers + tail)
