@@ -162,7 +162,12 @@ def train(
         name = strategy_from(config.strategy, config.compress).name
         folder = replace(asked, config=config).folder(name)
         if config.fine_tuning != "none":
-            done = asked.done(finished_run(folder) if resume is not None else None)
+            done = finished_run(folder) if resume is not None else None
+            if done is not None and not again:
+                raise RequestError(
+                    f"{folder} has ended its fine-tuning, which chooses its own epochs: a new run trains on with "
+                    f"--model {name_of(config.model)} --weights {folder} --epochs N"
+                )
             return done or FineTuning(train, config, folder, observers, start_method).run(remark)
         checkpointing = checkpoints_of(
             config,

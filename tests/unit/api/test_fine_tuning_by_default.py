@@ -134,6 +134,8 @@ def test_the_head_alone_is_a_whole_run(pictures: Path, capsys: pytest.CaptureFix
     assert polyrhythm.predict(pictures / "test" / "disc" / "0.png", out)["images"][0]["classes"]
     recorded = read_recipe(out / "config.yaml")
     assert (recorded["fine_tuning"], recorded["optimizer"]) == ("head", None)
+    with pytest.raises(RequestError, match=f"has ended its fine-tuning.*--weights {out} --epochs N"):
+        polyrhythm.train(resume=out, epochs=3, start_method="fork")
     same = polyrhythm.train(out=out, resume="auto", start_method="fork")
     assert same is not None
     assert same.figures["test_top1"] == run.figures["test_top1"]
