@@ -68,8 +68,8 @@ class RunFigures:
         self.ended: RunEnded | None = None
         self.time_s = 0.0
         self.images_seen = self.tested_images = 0
-        self._seen_at: deque[tuple[float, int]] = deque(maxlen=_MOST_REPORTS)
-        """Times of reports since the newest test, and the images seen by then."""
+        self._seen_at: deque[tuple[float, int, int]] = deque(maxlen=_MOST_REPORTS)
+        """Times and epochs of reports since the newest test, and the images seen by then."""
         self._furthest: Counter[int] = Counter()
         self.workers: dict[int, Series] = {}
         self.together: Series | None = None
@@ -116,7 +116,7 @@ class RunFigures:
                 self._testing_s = 0.0
                 self._since_latest_s(event)
                 self._add_stretch(event)
-                self._seen_at.append((event.time_s, self.images_seen))
+                self._seen_at.append((event.time_s, event.epoch, self.images_seen))
             case WorkerTimings():
                 present = self.started.workers - len(self.absent) if self.started else 1
                 self.timings.add(event, present)
@@ -153,9 +153,14 @@ class RunFigures:
         if event.snapshot_s is None:
             self._seen_at.clear()
             return self.images_seen
-        images = self.tested_images
-        while self._seen_at and self._seen_at[0][0] <= event.snapshot_s:
-            images = self._seen_at.popleft()[1]
+        images, free = self.tested_images, self.started is None or self.started.free_running
+        while self._seen_at:
+            time_s, epoch, seen = self._seen_at[0]
+            # Workers' times have origins of their own; where workers wait for each other, epochs have the order.
+            if time_s > event.snapshot_s if free else epoch >= event.epoch:
+                break
+            images = seen
+            self._seen_at.popleft()
         return images
 
     def _since_latest_s(self, event: Event) -> float:

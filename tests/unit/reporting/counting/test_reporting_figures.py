@@ -6,6 +6,7 @@ import pytest
 
 from polyrhythm.events import (
     CheckpointSaved,
+    Evaluated,
     Notice,
     RunEnded,
     RunStarted,
@@ -59,6 +60,33 @@ def test_no_gradients_have_no_mean_staleness():
     fresh = Staleness()
     fresh.add({0: 3, 4: 0})
     assert (fresh.mean, fresh.max) == (0.0, 0)
+
+
+@pytest.mark.parametrize(("free_running", "images"), [(False, 200), (True, 300)])
+def test_images_of_a_copy_that_was_tested(free_running, images):
+    """Worker 1 began 0.2 s later: where workers wait for each other, its next epoch follows the model of the test."""
+    start = RunStarted(
+        time_s=0, strategy="s", data="d", model="m", workers=2, servers=0, epochs=2, steps_per_epoch=1
+    )
+    figures = RunFigures()
+    figures.add(replace(start, free_running=free_running))
+    for worker, epoch, time_s in [(0, 0, 1.0), (1, 0, 0.8), (1, 1, 1.1), (0, 1, 1.3)]:
+        figures.add(
+            WorkerProgress(
+                time_s=time_s,
+                worker=worker,
+                epoch=epoch,
+                step=epoch + 1,
+                steps=1,
+                images=100,
+                loss=1.0,
+                learning_rate=0.1,
+            )
+        )
+    figures.add(
+        Evaluated(time_s=1.4, epoch=1, test_loss=1, test_top1=0.5, test_top5=1, step=1, snapshot_s=1.2)
+    )
+    assert figures.tested_images == images
 
 
 def test_time_left_is_that_of_the_slowest_worker(story):
