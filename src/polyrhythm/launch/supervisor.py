@@ -744,6 +744,8 @@ class Supervisor:
             self._start_waiting_ones_over()
         self._lose(peer)
         if self._ended:  # the last event of the run has been reported
+            if rank == LEADER:
+                self._end_waiting_ones()
             return
         awaited = rank == LEADER and self._policy is not None and self._policy.regroups
         pause_s, then = self._succeed(peer, awaited=awaited)
@@ -781,6 +783,13 @@ class Supervisor:
             self._too_few = self._rules.too_few(self._left)
         self._stopping = True
         self._orders.append(Stop())
+
+    def _end_waiting_ones(self) -> None:
+        """End the processes that worker 0 had no time to release: nothing is left to do for them."""
+        for rank, member in list(self._members.items()):
+            if member.running and not member.guest:
+                self._orders.append(Kill(member.peer))
+                del self._members[rank]
 
     def _start_waiting_ones_over(self) -> None:
         """Restart the processes that wait for rank 0: its replacement cannot know their progress."""

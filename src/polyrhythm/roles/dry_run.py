@@ -702,7 +702,6 @@ class DryDuties(Duties):
         leader = self.leader
         self._part.release()
         leader.servers.wait()
-        leader.dismiss()
         seconds = self._emitter.elapsed_s
         accounts = [state.account for state in leader.workers.in_order]
         reports = [leader.servers.reports[rank] for rank in sorted(leader.servers.reports)]
@@ -710,6 +709,7 @@ class DryDuties(Duties):
         outcome = "interrupted" if any(entry.stopped for entry in accounts) else "done"
         figures = dry_figures(self._dry_run, accounts, reports, leader.attendance, losses, seconds)
         self._world.emit(RunEnded(time_s=seconds, outcome=outcome, result=figures))
+        leader.dismiss()
 
 
 def dry_figures(

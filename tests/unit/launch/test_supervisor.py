@@ -272,8 +272,10 @@ class TestLeader:
     def test_it_may_die_once_it_has_reported_the_end(self) -> None:
         run = of_train(RoleAssignment((0, 1)), "synchronous")
         assert run.on(Ended(), 1.0) == []
-        assert said(run.on(Exited(LEADER, KILLED), 1.1)) == []
-        assert ended(run.on(Exited(FIRST, 0), 1.2)) is None
+        orders = run.on(Exited(LEADER, KILLED), 1.1)
+        assert said(orders) == []
+        assert Kill(FIRST) in orders  # which worker 0 may have had no time to release
+        assert ended(orders) is None
 
     def test_a_successor_that_comes_too_late_is_ended(self) -> None:
         run = of_train(restarts=5)

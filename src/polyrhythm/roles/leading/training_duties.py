@@ -309,7 +309,6 @@ class TrainingDuties(Duties):
         stopped_by_test = self._collector.kept is not None and self._figures.stopped
         ended_by_test = stopped_by_test and self.job.evaluation.continues
         self._figures.keep_arrivals("ended by a test while steps continued" if ended_by_test else outcome)
-        self.leader.dismiss()
         if not stopped:
             self._collector.keep_predictions()
         spent = Spent(self._emitter.total_s, trained_s)
@@ -317,6 +316,7 @@ class TrainingDuties(Duties):
         if self.job.until is not None:
             figures["reached"] = reached or self._collector.reached
         self._emitter.emit(RunEnded(time_s=0, outcome=outcome, result=figures))
+        self.leader.dismiss()  # last: until then a replacement of this rank finds the others
 
     def _end_epoch(
         self, epochs: int, step: int, presented: Tensor | None, test: EvaluatesPart | None
