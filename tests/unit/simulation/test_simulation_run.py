@@ -69,7 +69,7 @@ class _Deaf(SynchronousWorker):
     """Waits for a message that nobody sends."""
 
     def begin(self, step: Step) -> None:
-        self._workers.receive()
+        self.exchanger.workers.receive()
 
 
 class _Waiting(Synchronous):

@@ -40,6 +40,7 @@ from polyrhythm.training.flat_parameters import is_finite, shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan, update_as
 
 _PUSH, _LEAVE, _DISMISSED, _PART = Kind.PUSH, Kind.LEAVE, Kind.DISMISSED, Kind.PART
+_LET_GO = (_LEAVE, _DISMISSED)
 _LEAST_LENT_BYTES = 1 << 18
 """Least size of gradients lent to servers: copying these takes 9 us, and checking whether they are returned 4."""
 
@@ -92,7 +93,8 @@ class ServerLink:
         """
         answers = self._pulled(final)
         for server, answer in zip(self._servers, answers, strict=True):
-            _check_kept(server, answer.kind)
+            if answer.kind in _LET_GO:
+                raise _let_go(server, answer.kind)
         self._versions = [answer.version for answer in answers]
         self.known = tuple(answer.step for answer in answers)
         return torch.cat([payload(answer) for answer in answers]), min(self.known)
@@ -137,17 +139,14 @@ class ServerLink:
         return None
 
 
-def _check_kept(server: int, kind: Kind) -> None:
-    """Check that an answer does not let this worker go.
+def _let_go(server: int, kind: Kind) -> PeerLost:
+    """Return the error of a worker that an answer lets go.
 
-    Raises:
-        Dismissed: too many of its gradients were not finite.
-        PeerLost: it joins a run that is ending; others may have admitted it before they were notified of the end.
+    `LEAVE`: it joins a run that is ending; others may have admitted it before they were notified of the end.
     """
     if kind is _DISMISSED:
-        raise Dismissed(server, "too many of its gradients in a row were not finite")
-    if kind is _LEAVE:
-        raise PeerLost(server, "joining a run that is ending")
+        return Dismissed(server, "too many of its gradients in a row were not finite")
+    return PeerLost(server, "joining a run that is ending")
 
 
 class PushPull(ServerLink, Stateful):
@@ -273,7 +272,8 @@ class PushPull(ServerLink, Stateful):
         for position, server in enumerate(self._servers):
             answer = answers[position] if answers else self._answer(position)
             kind, tensor, version, step, _, _, stop, _ = answer
-            _check_kept(server, kind)
+            if kind is _LEAVE or kind is _DISMISSED:
+                raise _let_go(server, kind)
             if tensor is not None and overwrite is not None:
                 overwrite(self._parameters[position], tensor)
             self._versions[position] = version
@@ -384,7 +384,8 @@ class OverlappedPushPull(PushPull):
     def _take_part(self, position: int) -> None:
         start, stop = self._awaited[position][0]
         part = super()._answer(position)
-        _check_kept(self._servers[position], part.kind)
+        if part.kind in _LET_GO:
+            raise _let_go(self._servers[position], part.kind)
         if part.kind is Kind.PARAMETERS:
             self._take_all_parts(position, part)
             return
