@@ -214,7 +214,7 @@ class TestTwoHosts:
         assert (figures[0]["workers"], figures[0]["servers"]) == (2, 2)
         # The workers draw from one deal of 1438 images, in batches of 64, twice; each takes what it can.
         batches = 2 * -(-1438 // 64)
-        assert 0 < figures[0]["steps"] < batches
+        assert batches / 2 <= figures[0]["steps"] <= batches
         assert sum(figures[0]["staleness"]["histogram"].values()) == 2 * batches
         for host in hosts:  # a worker and a server on each: gradients and parameters crossed the cable
             assert _received_bytes(host) > 22 * figures[0]["bytes_sent_per_step"] / 4
