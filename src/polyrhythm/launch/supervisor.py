@@ -785,7 +785,7 @@ class Supervisor:
         self._orders.append(Stop())
 
     def _end_waiting_ones(self) -> None:
-        """End the processes that worker 0 had no time to release: nothing is left to do for them."""
+        """End the processes that worker 0 had no time to release: they have nothing more to do."""
         for rank, member in list(self._members.items()):
             if member.running and not member.guest:
                 self._orders.append(Kill(member.peer))
