@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from conformance.jobs import perceptron, result_of, simulated
 from on_processes.brake import Brake
 from on_processes.faults.play import Stage, job_of, nothing, of, played, process_of, steps_of
 from on_processes.runs import Starter, runs
+from polyrhythm import train
 from polyrhythm.events import (
     CheckpointSaved,
     Evaluated,
@@ -28,6 +31,7 @@ from polyrhythm.events import (
     WorkerProgress,
 )
 from polyrhythm.roles.job import CheckpointConfig, Job
+from polyrhythm.roles.leading.leader import Leader
 from processes.family import stopped
 
 EPOCHS, LENGTH = 8, 20
@@ -140,3 +144,29 @@ def test_if_all_are_killed_at_once_the_whole_run_starts_again(start: Starter) ->
     )
     figures = command.result().figures
     assert (figures["steps"], figures["restarts"], figures["images_not_seen"]) == (6 * 60, 1, 0)
+
+
+@pytest.mark.parametrize("spec", ["local_sgd(steps=4)", "parameter_server"])
+@pytest.mark.parametrize("released", [False, True])
+def test_a_run_is_over_though_worker_0_dies_as_it_releases_the_others(
+    released: bool, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just before or just after: no replacement waits for workers that have left, and no worker for a replacement."""
+    release, dead = Leader.dismiss, tmp_path / "dead"
+
+    def die(leader: Leader) -> None:
+        if released or dead.exists():
+            release(leader)
+        if not dead.exists():
+            dead.touch()
+            time.sleep(0.2)  # until the others have left
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(Leader, "dismiss", die)
+    out = tmp_path / "run"
+    job: Any = {"data": "digits", "model": "mlp", "workers": 3, "epochs": 2, "start_method": "fork"}
+    run = train(strategy=spec, out=out, **job)
+    assert dead.exists()
+    assert run is not None
+    assert run.outcome == "done"
+    assert (out / "model.safetensors").exists()
