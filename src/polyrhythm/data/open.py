@@ -106,7 +106,8 @@ def _source(given: str | Path) -> Source:
         return TarShards(files=text)
     if isinstance(given, Path) or "/" in text or (text and os.path.isdir(text)):
         return ImageFolder(folder=text)
-    raise RequestError(f"{unknown('data', text, (key.replace('_', '-') for key in known))} ({_OF_YOUR_OWN})")
+    error = unknown("data", text, (key.replace("_", "-") for key in known))
+    raise RequestError(f"{error} ({_OF_YOUR_OWN}); {os.getcwd()} has no folder of that name")
 
 
 def _is_table_of_pictures(text: str) -> bool:
