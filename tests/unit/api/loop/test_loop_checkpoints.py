@@ -61,7 +61,7 @@ def trained(
 
 @pytest.mark.parametrize("strategy", EXACT)
 def test_who_goes_in_step_resumes_from_any_checkpoint_with_the_same_bits(strategy, tmp_path):
-    whole = trained(strategy, tmp_path, "3steps", [{3: 3, 6: 6, 9: 9}] * 2)
+    whole = trained(strategy, tmp_path, "3steps", [{3: 3, 6: 6, 9: 9, 12: 12}] * 2)
     assert saved_in(tmp_path) == [f"step-{step:08d}" for step in (12, 9, 6, 3)]
     for name in saved_in(tmp_path)[1:]:
         for newer in saved_in(tmp_path):
@@ -94,7 +94,7 @@ def test_epochs_and_times_are_intervals_too(tmp_path):
 
 
 def test_the_newest_stay_and_a_damaged_one_is_left_out(tmp_path, capfd):
-    whole = trained("synchronous", tmp_path, "3steps", [{3: 3, 6: 6, 9: 9}] * 2, keep=2)
+    whole = trained("synchronous", tmp_path, "3steps", [{3: 3, 6: 6, 9: 9, 12: 12}] * 2, keep=2)
     assert saved_in(tmp_path) == ["step-00000012", "step-00000009"]
     (tmp_path / "step-00000012" / INDEX).write_text("{")
     again = trained("synchronous", tmp_path, "3steps", keep=2)
