@@ -93,7 +93,10 @@ def test_own_objects_are_opened():
     ("source", "message"),
     [
         ("fashin-mnist", "unknown data 'fashin-mnist': did you mean fashion-mnist?"),
-        ("imagenet-22k", "unknown data 'imagenet-22k'.* \\(or a folder of images, a table.*; /.* has no folder of"),
+        (
+            "imagenet-22k",
+            "unknown data 'imagenet-22k'.* \\(or a folder of images, a table.*; /.* has no folder of",
+        ),
         ("photos.tar.gz", "unknown data 'photos.tar.gz'.* or tar files"),
         ("notmnist(", "unknown data 'notmnist\\('"),
         ("digits(size=3)", "data digits takes no keys"),
