@@ -37,11 +37,8 @@ def _after_loss(policy: FaultPolicy) -> str:
         return "its group regroups and continues, and a replacement joins it; other groups are not affected"
     if not policy.continues:
         return "the run stops and names it; `--resume` continues from the last checkpoint"
-    some = (
-        ""
-        if policy.spares >= _WORKERS - 1
-        else f"up to {policy.spares} of {_WORKERS} may be missing at once: "
-    )
+    most = f"up to {policy.spares} of {_WORKERS} may be missing at once: "
+    some = most if policy.spares < _WORKERS - 1 else ""
     return f"{some}the others continue, and a replacement takes over the remaining steps"
 
 
